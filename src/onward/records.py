@@ -28,14 +28,14 @@ class Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 # --- geometry and layout ---------------------------------------------------------------------------------------
 
 
-class Box(Frozen):
+class Box(Frozen, frozen=True, kw_only=True):
     """A rectangular part of a tensor: ``offset[d] <= index[d] < offset[d] + shape[d]``."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
 
-class TensorLayout(Frozen):
+class TensorLayout(Frozen, frozen=True, kw_only=True):
     """One tensor of the global state: what it is and who holds which box of it.
 
     ``stored`` is the safetensors dtype of its bytes (``U8`` where safetensors lacks the logical ``dtype``).
@@ -53,7 +53,7 @@ class TensorLayout(Frozen):
     boxes: tuple[Box, ...] = ()
 
 
-class Mesh(Frozen):
+class Mesh(Frozen, frozen=True, kw_only=True):
     """A device mesh: its shape, dimension names, and the ranks in row-major order."""
 
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class Mesh(Frozen):
     ranks: tuple[int, ...]
 
 
-class Layout(Frozen):
+class Layout(Frozen, frozen=True, kw_only=True):
     """Who holds which box of which tensor; grows with tensors, not with ranks; equal from save to save."""
 
     format: int
@@ -72,7 +72,7 @@ class Layout(Frozen):
 # --- what one rank writes --------------------------------------------------------------------------------------
 
 
-class Piece(Frozen):
+class Piece(Frozen, frozen=True, kw_only=True):
     """A box of a tensor stored contiguously (C order) in one shard file.
 
     ``start`` is the byte offset from the beginning of the file; ``digests`` holds the XXH3-128 of each chunk, in
@@ -87,7 +87,7 @@ class Piece(Frozen):
     digests: tuple[str, ...]
 
 
-class IndexFile(Frozen):
+class IndexFile(Frozen, frozen=True, kw_only=True):
     """The pieces in one shard file, and the digest of its safetensors header (bytes ``0 .. header_bytes``)."""
 
     path: str
@@ -97,7 +97,7 @@ class IndexFile(Frozen):
     pieces: tuple[Piece, ...]
 
 
-class Index(Frozen):
+class Index(Frozen, frozen=True, kw_only=True):
     """Chunk → file, byte range, digest: all that one rank wrote."""
 
     format: int
@@ -106,7 +106,7 @@ class Index(Frozen):
     files: tuple[IndexFile, ...]
 
 
-class StoredFile(Frozen):
+class StoredFile(Frozen, frozen=True, kw_only=True):
     """A file of a checkpoint: path relative to the checkpoint folder, size in bytes, SHA-256 as hex."""
 
     path: str
@@ -114,7 +114,7 @@ class StoredFile(Frozen):
     sha256: str
 
 
-class ComponentTag(Frozen):
+class ComponentTag(Frozen, frozen=True, kw_only=True):
     """A component as captured: the step boundary it was captured at, and its own counters."""
 
     name: str
@@ -124,7 +124,7 @@ class ComponentTag(Frozen):
     counters: dict[str, int | float] = {}
 
 
-class RankRecord(Frozen):
+class RankRecord(Frozen, frozen=True, kw_only=True):
     """What one rank wrote; the coordinator needs nothing else to commit."""
 
     format: int
@@ -141,10 +141,18 @@ class RankRecord(Frozen):
     replicas: dict[Key, str] = {}
 
 
+class StateFile(Frozen, frozen=True, kw_only=True):
+    """``state.json``: the typed non-tensor state of one rank, component name → encoded tree."""
+
+    format: int
+    rank: int
+    components: dict[str, JsonTree]
+
+
 # --- the checkpoint --------------------------------------------------------------------------------------------
 
 
-class RankEntry(Frozen):
+class RankEntry(Frozen, frozen=True, kw_only=True):
     """A rank's record as the manifest names it."""
 
     rank: int
@@ -154,7 +162,7 @@ class RankEntry(Frozen):
     bytes: int
 
 
-class Description(Frozen):
+class Description(Frozen, frozen=True, kw_only=True):
     """What the user says the run is; compared at resume, field by field."""
 
     model_config: JsonTree = None
@@ -166,7 +174,7 @@ class Description(Frozen):
     training_started: str | None = None
 
 
-class Manifest(Frozen):
+class Manifest(Frozen, frozen=True, kw_only=True):
     """The immutable description of a checkpoint; the same bytes in every tier."""
 
     format: int
@@ -200,7 +208,7 @@ class Manifest(Frozen):
     assets: tuple[StoredFile, ...]
 
 
-class Intent(Frozen):
+class Intent(Frozen, frozen=True, kw_only=True):
     """The first file of an attempt: who is writing what."""
 
     format: int
@@ -216,7 +224,7 @@ class Intent(Frozen):
     started: str
 
 
-class AttemptOutcome(Frozen):
+class AttemptOutcome(Frozen, frozen=True, kw_only=True):
     """How a failed or abandoned attempt ended, and why."""
 
     format: int
@@ -233,7 +241,7 @@ class AttemptOutcome(Frozen):
 # --- the ledger ------------------------------------------------------------------------------------------------
 
 
-class OpenEntry(Frozen, tag="open"):
+class OpenEntry(Frozen, frozen=True, kw_only=True, tag="open"):
     """An incarnation begins: the fence."""
 
     format: int
@@ -247,7 +255,7 @@ class OpenEntry(Frozen, tag="open"):
     sha256: str = ""
 
 
-class CheckpointEntry(Frozen, tag="checkpoint"):
+class CheckpointEntry(Frozen, frozen=True, kw_only=True, tag="checkpoint"):
     """A commit: from here on the checkpoint exists."""
 
     format: int
@@ -265,7 +273,7 @@ class CheckpointEntry(Frozen, tag="checkpoint"):
     sha256: str = ""
 
 
-class DeleteEntry(Frozen, tag="delete"):
+class DeleteEntry(Frozen, frozen=True, kw_only=True, tag="delete"):
     """A decision to delete; the victim stops being live before a byte of it goes."""
 
     format: int
@@ -282,7 +290,7 @@ class DeleteEntry(Frozen, tag="delete"):
     sha256: str = ""
 
 
-class VoidEntry(Frozen, tag="void"):
+class VoidEntry(Frozen, frozen=True, kw_only=True, tag="void"):
     """A number given up, so that a late duplicate of the attempt's own entry can never take effect."""
 
     format: int
@@ -316,7 +324,7 @@ ReceiptKind = Literal[
 ]
 
 
-class Receipt(Frozen):
+class Receipt(Frozen, frozen=True, kw_only=True):
     """An append-only record about a committed checkpoint. ``sha256`` is the digest of its own other fields."""
 
     format: int
@@ -331,7 +339,7 @@ class Receipt(Frozen):
     sha256: str = ""
 
 
-class LeaseRecord(Frozen):
+class LeaseRecord(Frozen, frozen=True, kw_only=True):
     """For people, not for safety: who is running the run now. ``counter`` is advanced by its owner."""
 
     format: int
@@ -346,7 +354,7 @@ class LeaseRecord(Frozen):
     since: str
 
 
-class RunRecord(Frozen):
+class RunRecord(Frozen, frozen=True, kw_only=True):
     """``run.json``: the run's identity."""
 
     format: int
@@ -355,7 +363,7 @@ class RunRecord(Frozen):
     created_by: str
 
 
-class StoreRecord(Frozen):
+class StoreRecord(Frozen, frozen=True, kw_only=True):
     """``onward.json``: this is a store, what tier it is and what the probe found."""
 
     format: int
@@ -369,7 +377,7 @@ class StoreRecord(Frozen):
 # --- what the way back reports ----------------------------------------------------------------------------------
 
 
-class Finding(Frozen):
+class Finding(Frozen, frozen=True, kw_only=True):
     """One thing that is wrong, with where it is."""
 
     code: str
@@ -381,7 +389,7 @@ class Finding(Frozen):
     rank: int | None = None
 
 
-class CheckpointInfo(Frozen):
+class CheckpointInfo(Frozen, frozen=True, kw_only=True):
     """A checkpoint as the catalogue knows it: the entry and what receipts say of it."""
 
     run: str
@@ -400,7 +408,7 @@ class CheckpointInfo(Frozen):
     reason: str = ""
 
 
-class Rejection(Frozen):
+class Rejection(Frozen, frozen=True, kw_only=True):
     """A checkpoint that was looked at on the way back and not used, with every reason."""
 
     sequence: int
@@ -410,7 +418,7 @@ class Rejection(Frozen):
     quarantined: bool
 
 
-class Coverage(Frozen):
+class Coverage(Frozen, frozen=True, kw_only=True):
     """How much was really looked at: files and bytes checked, out of all."""
 
     files: int
@@ -420,7 +428,7 @@ class Coverage(Frozen):
     method: str
 
 
-class VerifyReport(Frozen):
+class VerifyReport(Frozen, frozen=True, kw_only=True):
     """The verdict of one verification of one checkpoint."""
 
     run: str

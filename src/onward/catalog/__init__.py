@@ -1,0 +1,1 @@
+"""What exists: the ledger and its one predicate, and everything that keeps it true."""

@@ -1,0 +1,89 @@
+"""An incarnation of a run: from the lease and the fence to a cleared-up store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from onward.catalog.lease import Lease, acquire
+from onward.catalog.ledger import Ledger, LedgerView, take_over
+from onward.catalog.recovery import recover
+from onward.catalog.stamp import actor, now
+from onward.catalog.stores import open_home
+from onward.format.codec import encode
+from onward.format.names import RUNS, RunPlaces, run_name
+from onward.records import FORMAT, AttemptOutcome, RunRecord
+from onward.storage.base import AlreadyExists, Barrier, Store
+
+DEFAULT_LEASE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Incarnation:
+    """A process that has taken a run over and may write to it."""
+
+    store: Store
+    places: RunPlaces
+    tier: str
+    ledger: Ledger
+    view: LedgerView
+    lease: Lease
+    recovered: tuple[AttemptOutcome, ...]
+
+    def end(self) -> None:
+        """Gives the lease back; nothing else is needed."""
+        self.lease.release()
+
+
+def make_run(store: Store, places: RunPlaces) -> None:
+    """Makes a run's folders, durably; does nothing to those that are there."""
+    for folder in places.folders:
+        store.make_folder(folder, exist_ok=True)
+    record = RunRecord(format=FORMAT, run=places.run, created=now(), created_by=actor())
+    with suppress(AlreadyExists):
+        store.create(places.run_file, encode(record), content=Barrier.META, name=None)
+    # Also when the folders were there: a start before this one may have been cut off before its own barrier.
+    for folder in (RUNS, places.root):
+        store.sync_folder(folder, Barrier.RUN_FOLDER)
+
+
+def begin(
+    store: Store | str,
+    run: str,
+    *,
+    lease_seconds: float = DEFAULT_LEASE_SECONDS,
+    say: Callable[[str], None] = lambda _: None,
+) -> Incarnation:
+    """Takes a run over: lease, fence, recovery. Only then may a resume point be chosen or anything be written.
+
+    Args:
+        store: The home, or its URL.
+        run: The run's name; it is made when it does not exist.
+        lease_seconds: See ``lease.acquire``.
+        say: Told what happens, for people.
+
+    Raises:
+        StoreMissing: There is no store at the place.
+        InvalidName: The run cannot be called so.
+        Busy: Another live process uses the run.
+    """
+    home, record = open_home(store)
+    places = RunPlaces(run_name(run))
+    make_run(home, places)
+    lease = acquire(home, places, lease_seconds=lease_seconds, say=say)
+    try:
+        ledger, view = take_over(home, places)
+        outcomes = recover(ledger, view, tier=record.tier)
+    except BaseException:
+        lease.release()
+        raise
+    return Incarnation(
+        store=home,
+        places=places,
+        tier=record.tier,
+        ledger=ledger,
+        view=view,
+        lease=lease,
+        recovered=tuple(outcomes),
+    )

@@ -1,0 +1,72 @@
+"""A store's identity: creating it, and telling it from an empty mount point."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Literal, cast
+
+from onward.catalog.stamp import now, token
+from onward.errors import ConfigurationError, StorageError, StoreMissing, StoreUnsuitable
+from onward.format.codec import SMALL_LIMIT, decode, encode
+from onward.format.names import RUNS, STORE_FILE
+from onward.records import FORMAT, StoreRecord
+from onward.storage.base import Barrier, NotFound, Store
+from onward.storage.posix import Mode, PosixStore
+from onward.storage.probe import Probe, probe
+from onward.storage.registry import open_store
+
+
+def init_store(url: str, *, mode: Mode = "private", tier: str = "home") -> tuple[StoreRecord, Probe]:
+    """Creates a store at ``url`` after trying out what the place can do.
+
+    The folder is made when it is not there. A place that is a store already is left as it is.
+
+    Raises:
+        StoreUnsuitable: The probe found that the place cannot be a home.
+        ConfigurationError: A store is there already.
+    """
+    store = open_store(url, mode=mode)
+    if isinstance(store, PosixStore):
+        try:
+            store.root.mkdir(parents=True, exist_ok=True, mode=0o700 if mode == "private" else 0o777)
+        except OSError as error:
+            raise StorageError(f"{store.root} cannot be made: {error.strerror}") from error
+    with suppress(StoreMissing):
+        read_store_record(store)
+        raise ConfigurationError(f"{store.url} is a store already", next_step="use it as it is")
+    found = probe(store)
+    if found.problems:
+        raise StoreUnsuitable(f"{store.url} cannot be a home: {'; '.join(found.problems)}")
+    record = StoreRecord(format=FORMAT, tier=tier, store=token(), created=now(), mode=mode, probe=found.as_dict())
+    store.make_folder(RUNS, exist_ok=True)
+    store.create(STORE_FILE, encode(record), content=Barrier.META, name=Barrier.RUN_FOLDER)
+    return record, found
+
+
+def read_store_record(store: Store) -> StoreRecord:
+    """``onward.json``; without it the place is not a store, however empty or full it looks.
+
+    Raises:
+        StoreMissing: The file, or the whole place, is not there.
+    """
+    try:
+        data = store.read(STORE_FILE, limit=SMALL_LIMIT)
+    except NotFound as error:
+        raise StoreMissing(f"{store.url} is not a store: it has no {STORE_FILE}") from error
+    return decode(data, StoreRecord, f"{store.url}/{STORE_FILE}")
+
+
+def open_home(url: str | Store) -> tuple[Store, StoreRecord]:
+    """Opens an existing store with the modes and the naming that its own record decides.
+
+    Raises:
+        StoreMissing: There is no store at the place.
+    """
+    store = open_store(url) if isinstance(url, str) else url
+    record = read_store_record(store)
+    if isinstance(store, PosixStore):
+        store.mode = record.mode
+        publish = record.probe.get("publish") if isinstance(record.probe, dict) else None
+        if publish in ("link", "rename"):
+            store.publish = cast(Literal["link", "rename"], publish)
+    return store, record

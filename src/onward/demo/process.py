@@ -1,0 +1,121 @@
+"""A training process seen from outside: started, watched through its log, frozen, killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from onward.errors import EXIT_FINDING, OnwardError
+
+
+class DemoFailed(OnwardError):
+    """The story could not be told to its end: a process failed, or the kill never hit a save."""
+
+    code = "demo-failed"
+    exit_code = EXIT_FINDING
+    advice = "look into the logs beside the report"
+
+
+class Trainer:
+    """The training script in a process group of its own, so that its loader's workers live and die with it.
+
+    Attributes:
+        name: What its files are called.
+        log: Its JSON lines; the final state lies beside them.
+        started: Seconds since the epoch; ``ended`` likewise, None while it runs.
+    """
+
+    def __init__(self, name: str, folder: Path, arguments: Sequence[str]) -> None:
+        self.name = name
+        self.log = folder / f"{name}.jsonl"
+        self.started = time.time()
+        self.ended: float | None = None
+        self._lines: list[dict[str, Any]] = []
+        self._read = 0
+        self._errors = folder / f"{name}.err"
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [*training_command(), *arguments, "--out", str(self.log)],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.running:
+            self.kill()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended; one that failed by itself raises instead.
+
+        Raises:
+            DemoFailed: It ended with an error.
+        """
+        code = self._process.poll()
+        if code is None:
+            return True
+        if self.ended is None:
+            self.ended = time.time()
+            if code != 0:
+                tail = "\n".join(self._errors.read_text(errors="replace").splitlines()[-12:])
+                raise DemoFailed(f"the training process {self.name!r} ended with {code}:\n{tail}")
+        return False
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it has put on record so far; a line it was killed in the middle of does not count."""
+        if self.log.exists():
+            with self.log.open("rb") as file:
+                file.seek(self._read)
+                whole = file.read().rpartition(b"\n")[0]
+            if whole:
+                self._read += len(whole) + 1
+                self._lines += [json.loads(line) for line in whole.splitlines()]
+        return self._lines
+
+    def losses(self) -> list[tuple[float, float]]:
+        """Step and loss of every step done so far."""
+        return [(line["step"], float.fromhex(line["loss"])) for line in self.lines() if "step" in line]
+
+    def resumed(self) -> dict[str, Any] | None:
+        """What ``resume()`` answered, once it has."""
+        return next((line for line in self.lines() if line.get("event") == "resume"), None)
+
+    def freeze(self) -> bool:
+        """Stops the whole group where it stands and waits until it does; False if it ended before."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        # The answer is left in place (WNOWAIT): the exit code belongs to whoever asks for it later.
+        state = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        return state is not None and state.si_code == os.CLD_STOPPED
+
+    def thaw(self) -> None:
+        """Lets a frozen group go on."""
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, as when a node dies; works on a frozen group too."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self.ended = time.time()
+
+    @property
+    def killed(self) -> bool:
+        """Whether it died of SIGKILL."""
+        return self._process.returncode == -signal.SIGKILL
+
+
+def training_command() -> list[str]:
+    """How the training script is started, without its arguments."""
+    return [sys.executable, "-m", "onward.demo.train"]

@@ -1,0 +1,1 @@
+"""Bytes ⇄ records, without I/O. ``docs/format.md`` is the specification; this room implements it."""

@@ -1,0 +1,199 @@
+"""Records ⇄ canonical JSON: sorted keys, no blanks, UTF-8; one record has one spelling.
+
+Decoding is strict. Anything of the wrong type, too large, too deep, with a field too many or too few, or not in
+canonical spelling (which is how a doubled key shows) is refused by name before it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar, cast
+
+import msgspec
+import zstandard
+
+from onward.errors import FormatError, UnknownFormat
+from onward.format.digests import sha256
+from onward.format.names import INDEX, INTENT, LAYOUT, MANIFEST, RECORD, STATE, SUMS, distinct_paths, relative_path
+from onward.records import (
+    FORMAT,
+    CheckpointEntry,
+    DeleteEntry,
+    Index,
+    LedgerEntry,
+    Manifest,
+    OpenEntry,
+    RankRecord,
+    Receipt,
+    StoredFile,
+    VoidEntry,
+)
+
+T = TypeVar("T")
+Sealed = TypeVar("Sealed", bound=OpenEntry | CheckpointEntry | DeleteEntry | VoidEntry | Receipt)
+
+MIB = 1024 * 1024
+LIMITS: dict[str, int] = {
+    MANIFEST: 64 * MIB,
+    SUMS: 256 * MIB,
+    LAYOUT: 256 * MIB,
+    RECORD: 64 * MIB,
+    INDEX: 256 * MIB,
+    STATE: 1024 * MIB,
+    INTENT: MIB,
+}
+"""Largest acceptable size of each kind of file, in bytes; checked before anything is read."""
+ENTRY_LIMIT = RECEIPT_LIMIT = SMALL_LIMIT = MIB
+INDEX_DECOMPRESSED_LIMIT = 1024 * MIB
+_ZSTD_LEVEL = 3
+
+
+def encode(record: object) -> bytes:
+    """Canonical JSON of a record, with a newline at the end."""
+    return msgspec.json.encode(record, order="sorted") + b"\n"
+
+
+def decode(data: bytes, kind: type[T], what: str) -> T:
+    """The record in ``data``.
+
+    Args:
+        data: The bytes of the file.
+        kind: The record's type.
+        what: How to name the file in an error.
+
+    Raises:
+        UnknownFormat: The file is of a newer format.
+        FormatError: It is not a record of this kind, in its canonical spelling.
+    """
+    try:
+        record = msgspec.json.decode(data, type=kind, strict=True)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
+        _refuse_newer(data, what)
+        raise FormatError(f"{what}: {error}") from error
+    version = getattr(record, "format", FORMAT)
+    if version != FORMAT:
+        raise UnknownFormat(f"{what} is of format {version}; this program reads format {FORMAT}")
+    if encode(record) != data:
+        raise FormatError(f"{what} is not in canonical spelling (a doubled key, or edited by hand)")
+    return record
+
+
+def _refuse_newer(data: bytes, what: str) -> None:
+    try:
+        plain = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError):
+        return
+    if isinstance(plain, dict) and isinstance(plain.get("format"), int) and plain["format"] > FORMAT:
+        raise UnknownFormat(f"{what} is of format {plain['format']}; this program reads format {FORMAT}")
+
+
+# --- records that carry their own digest ------------------------------------------------------------------------
+
+
+def _sealed(record: Sealed) -> Sealed:
+    blank = msgspec.structs.replace(record, sha256="")
+    return msgspec.structs.replace(blank, sha256=sha256(encode(blank)))
+
+
+def _check_seal(record: Sealed, what: str) -> Sealed:
+    if _sealed(record).sha256 != record.sha256:
+        raise FormatError(f"{what} does not match its own digest")
+    return record
+
+
+def encode_entry(entry: LedgerEntry) -> bytes:
+    """A ledger entry with its digest filled in."""
+    return encode(_sealed(entry))
+
+
+def decode_entry(data: bytes, what: str) -> LedgerEntry:
+    """A ledger entry whose own digest is right."""
+    return _check_seal(decode(data, cast(type[LedgerEntry], LedgerEntry), what), what)
+
+
+def encode_receipt(receipt: Receipt) -> bytes:
+    """A receipt with its digest filled in."""
+    return encode(_sealed(receipt))
+
+
+def decode_receipt(data: bytes, what: str) -> Receipt:
+    """A receipt whose own digest is right."""
+    return _check_seal(decode(data, Receipt, what), what)
+
+
+# --- records with conditions of their own -----------------------------------------------------------------------
+
+
+def decode_manifest(data: bytes, what: str) -> Manifest:
+    """A manifest whose counts and paths make sense."""
+    manifest = decode(data, Manifest, what)
+    ranks = [entry.rank for entry in manifest.ranks]
+    if ranks != list(range(manifest.world_size)) or manifest.world_size < 1:
+        raise FormatError(f"{what} names the ranks {ranks[:8]} of {manifest.world_size}")
+    distinct_paths([entry.path for entry in manifest.ranks] + [asset.path for asset in manifest.assets])
+    _require(manifest.expected_ranks == manifest.actual_ranks == manifest.world_size, what, "its rank counts disagree")
+    _require(manifest.expected_files == manifest.actual_files, what, "its file counts disagree")
+    return manifest
+
+
+def decode_record(data: bytes, what: str) -> RankRecord:
+    """A rank's record whose paths stay inside the rank's folder."""
+    record = decode(data, RankRecord, what)
+    distinct_paths([file.path for file in record.files])
+    _require(0 <= record.rank < record.world_size, what, f"rank {record.rank} of {record.world_size} cannot be")
+    _require(all(file.size >= 0 for file in record.files), what, "a size is negative")
+    return record
+
+
+def encode_index(index: Index) -> bytes:
+    """An index as Zstandard-compressed canonical JSON."""
+    return zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True).compress(encode(index))
+
+
+def decode_index(data: bytes, what: str) -> Index:
+    """An index; a frame that would grow beyond the limit is refused before it is unpacked."""
+    try:
+        size = zstandard.frame_content_size(data)
+        if not 0 <= size <= INDEX_DECOMPRESSED_LIMIT:
+            raise FormatError(f"{what} would unpack to {size} bytes")
+        plain = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"{what}: {error}") from error
+    index = decode(plain, Index, what)
+    distinct_paths([file.path for file in index.files])
+    return index
+
+
+# --- the checksum list -------------------------------------------------------------------------------------------
+
+
+def encode_sums(digests: dict[str, str]) -> bytes:
+    """``manifest.sha256``: one line a file, as ``sha256sum`` writes and checks it."""
+    return "".join(f"{digests[path]}  {path}\n" for path in sorted(digests)).encode()
+
+
+def decode_sums(data: bytes, what: str) -> dict[str, str]:
+    """Path → SHA-256 of a checksum list; refuses anything that ``encode_sums`` would not write."""
+    digests: dict[str, str] = {}
+    try:
+        lines = data.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{what}: {error}") from error
+    for number, line in enumerate(lines[:-1], 1):
+        digest, gap, path = line[:64], line[64:66], line[66:]
+        if gap != "  " or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
+            raise FormatError(f"{what}, line {number}: not a line of sha256sum")
+        digests[relative_path(path)] = digest
+    distinct_paths(list(digests))
+    if encode_sums(digests) != data:
+        raise FormatError(f"{what} is not in canonical spelling (a doubled or unsorted line)")
+    return digests
+
+
+def stored(path: str, data: bytes) -> StoredFile:
+    """The entry of a small file that is at hand as bytes."""
+    return StoredFile(path=relative_path(path), size=len(data), sha256=sha256(data))
+
+
+def _require(condition: bool, what: str, reason: str) -> None:
+    if not condition:
+        raise FormatError(f"{what}: {reason}")

@@ -1,0 +1,307 @@
+"""The optimizer, saved by parameter name and restored in place.
+
+A parameter's position in the optimizer says nothing about which parameter it is: a rebuilt optimizer may list them
+in another order or in other groups, and moments of equal shape would change places without an error. So everything
+here is keyed by name. The optimizer is only read when saving: no helper of torch is called that could take a step
+or create state that is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+from onward.errors import IncompatibleState, IncompleteState, UnsupportedState
+from onward.state.component import Scope
+from onward.state.optimizer_tree import (
+    Difference,
+    Group,
+    SavedOptimizer,
+    differing,
+    half_states,
+    listed,
+    parse,
+    placed,
+    same,
+)
+
+# Hyper-parameters that a scheduler moves, and the field that tells that one does.
+_SCHEDULED = {
+    "lr": ("initial_lr",),
+    "betas": ("base_momentum", "max_momentum"),
+    "momentum": ("base_momentum", "max_momentum"),
+}
+
+
+class OptimizerComponent:
+    """An optimizer as a component.
+
+    Args:
+        name: The component's name.
+        optimizer: Any object with ``state`` and ``param_groups`` as torch optimizers have them.
+        named_parameters: Every parameter by its canonical name. A tied parameter may be listed under several
+            names; it is saved under the first and found under each.
+    """
+
+    kind: str = "optimizer"
+    scope: Scope = "global"
+    order: int = 100
+
+    def __init__(self, name: str, optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> None:
+        self.name = name
+        self._optimizer = optimizer
+        self._named = named_parameters
+
+    def state(self) -> dict[str, object]:
+        """The state by parameter name; tensors are the live ones.
+
+        Raises:
+            IncompleteState: A parameter has no name, is in no group, or has half a state.
+            UnsupportedState: The class saves itself in a form that has no parameters.
+        """
+        names = self._names()
+        values, extra, own = self._read(names)
+        shapes = {name: tuple(parameter.shape) for parameter, name in names.items()}
+        groups: list[Group] = [
+            {**_hyper(group), "params": [names[parameter] for parameter in group["params"]]}
+            for group in self._optimizer.param_groups
+        ]
+        if problems := half_states(groups, values, shapes):
+            raise IncompleteState(
+                f"{self.name}: " + "; ".join(problems),
+                next_step="mend or remove the state of the named parameters (`del optimizer.state[parameter]`)",
+            )
+        return {
+            "class": _class_name(self._optimizer),
+            "groups": groups,
+            "state": values,
+            # Absence is written down, so that a state lost on the way is not taken for one that never was.
+            "stateless": [name for name in names.values() if name not in values],
+            "shapes": shapes,
+            "extra": extra,
+            "own": own,
+        }
+
+    def counters(self) -> dict[str, int | float]:
+        """``steps``: the highest step count of any parameter or group, where the optimizer counts."""
+        holders: Iterable[Any] = [*self._optimizer.state.values(), *self._optimizer.param_groups]
+        steps = [holder["step"] for holder in holders if isinstance(holder, Mapping) and "step" in holder]
+        counted = [step.item() if isinstance(step, Tensor) else step for step in steps]
+        numbers = [step for step in counted if isinstance(step, int | float)]
+        return {"steps": int(max(numbers))} if numbers else {}
+
+    def check(self, saved: object) -> list[str]:
+        """Everything in ``saved`` that does not fit the live optimizer, by parameter name and by group."""
+        tree = parse(saved)
+        if isinstance(tree, str):
+            return [f"{self.name}: {tree}"]
+        problems = []
+        if tree.class_name != (live := _class_name(self._optimizer)):
+            problems.append(f"saved from {tree.class_name}, the live optimizer is {live}")
+        live_names, known = self._names(), self._by_name()
+        saved_names = [name for group in tree.groups for name in group["params"]]
+        found = {known[name] for name in saved_names if name in known}
+        if missing := [name for parameter, name in live_names.items() if parameter not in found]:
+            problems.append(f"not in the checkpoint: {listed(missing)}")
+        if unexpected := [name for name in saved_names if known.get(name) not in live_names]:
+            problems.append(f"in the checkpoint but not in the live optimizer: {listed(unexpected)}")
+        if lost := [name for name in saved_names if name not in tree.state and name not in tree.stateless]:
+            problems.append(f"state missing from the checkpoint: {listed(lost)}")
+        if stray := [name for name in tree.state if name not in set(saved_names)]:
+            problems.append(f"state of parameters that are in no saved group: {listed(stray)}")
+        for name, shape in tree.shapes.items():
+            if name in known and tuple(known[name].shape) != tuple(shape):
+                problems.append(f"{name} was saved with shape {tuple(shape)}, it is {tuple(known[name].shape)} now")
+        problems += half_states(tree.groups, tree.state, tree.shapes)
+        problems += self._pairs(tree)[1]
+        if isinstance(self._optimizer, LBFGS) and [known.get(name) for name in saved_names] != list(live_names):
+            problems.append("LBFGS keeps one flat vector over all parameters, and their order has changed")
+        return [f"{self.name}: {problem}" for problem in problems]
+
+    def load(self, saved: object) -> None:
+        """Applies ``saved`` in place: ``optimizer`` keeps its group objects, every moment keeps its own dtype.
+
+        Raises:
+            IncompatibleState: ``saved`` does not fit; the optimizer is untouched.
+        """
+        if problems := self.check(saved):
+            raise IncompatibleState("; ".join(problems))
+        tree = parse(saved)
+        assert isinstance(tree, SavedOptimizer)
+        pairs, _ = self._pairs(tree)
+        if _overrides(self._optimizer, "load_state_dict"):
+            self._load_own_way(tree, pairs)
+        else:
+            self._load_directly(tree, pairs)
+
+    def differences(self, saved: object) -> list[Difference]:
+        """The hyper-parameters that differ, as (field, live value, saved value); saved values win in ``load``.
+
+        What a scheduler moves (the rate of a group with ``initial_lr``) is not compared, but where it began is.
+        """
+        tree = parse(saved)
+        if isinstance(tree, str):
+            raise IncompatibleState(f"{self.name}: {tree}")
+        indexes = {id(group): index for index, group in enumerate(self._optimizer.param_groups)}
+        found: list[Difference] = []
+        for live, source in self._pairs(tree)[0]:
+            for field, ours, theirs in differing(_hyper(live), _hyper(source)):
+                scheduled = _SCHEDULED.get(field, ())
+                if not any(marker in live and marker in source for marker in scheduled):
+                    found.append((f"groups[{indexes[id(live)]}].{field}", ours, theirs))
+        return found
+
+    # --- names ---------------------------------------------------------------------------------------------------
+
+    def _names(self) -> dict[Tensor, str]:
+        """The optimizer's parameters in its own order, each with its one name."""
+        known: dict[Tensor, str] = {}
+        for name, parameter in self._named.items():
+            known.setdefault(parameter, name)  # a tied parameter goes by its first name
+        names: dict[Tensor, str] = {}
+        for index, group in enumerate(self._optimizer.param_groups):
+            own = group.get("param_names", ())
+            for position, parameter in enumerate(group["params"]):
+                name = known.get(parameter) or (own[position] if position < len(own) else None)
+                if name is None:
+                    raise IncompleteState(
+                        f"{self.name}: group {index} holds a parameter of shape {tuple(parameter.shape)} "
+                        "that no registered model has",
+                        next_step="register the model it belongs to, or build the optimizer from named_parameters()",
+                    )
+                names[parameter] = name
+        if len(set(names.values())) != len(names):  # two moments under one name: one would be lost
+            seen = sorted(names.values())
+            twice = sorted({a for a, b in zip(seen, seen[1:], strict=False) if a == b})
+            raise IncompleteState(f"{self.name}: several parameters go by the name {listed(twice)}")
+        return names
+
+    def _by_name(self) -> dict[str, Tensor]:
+        return {**{name: parameter for parameter, name in self._names().items()}, **self._named}
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def _read(self, names: Mapping[Tensor, str]) -> tuple[dict[str, dict[Any, Any]], dict[Any, Any], dict[str, Any]]:
+        """State by name, entries that belong to no parameter, and what a class adds in its own ``state_dict``."""
+        entries: dict[Any, Any] = dict(self._optimizer.state)  # a copy: reading a defaultdict by key would add to it
+        own: dict[str, Any] = {}
+        if _overrides(self._optimizer, "state_dict"):
+            saved = self._optimizer.state_dict()
+            if not {"state", "param_groups"} <= saved.keys():
+                raise UnsupportedState(
+                    f"{self.name}: {_class_name(self._optimizer)} saves itself without 'state' and 'param_groups'",
+                    next_step="register it as a component of your own, which keeps its state_dict as it is",
+                )
+            own = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
+            numbers = [number for group in saved["param_groups"] for number in group["params"]]
+            by_number = dict(zip(numbers, names, strict=True))
+            entries = {by_number.get(key, key): value for key, value in saved["state"].items()}
+        values: dict[str, dict[Any, Any]] = {}
+        extra: dict[Any, Any] = {}
+        for key, value in entries.items():
+            if not isinstance(key, Tensor):
+                extra[key] = value
+            elif key in names:
+                values[names[key]] = dict(value)
+            else:
+                raise IncompleteState(
+                    f"{self.name}: there is state for a parameter of shape {tuple(key.shape)} that is in no group",
+                    next_step="add the parameter to a group, or delete its entry of optimizer.state",
+                )
+        return values, extra, own
+
+    # --- applying ------------------------------------------------------------------------------------------------
+
+    def _pairs(self, tree: SavedOptimizer) -> tuple[list[tuple[Group, Group]], list[str]]:
+        """Each live group with the saved group its hyper-parameters come from, and what stands against it."""
+        known = self._by_name()
+        origin = {known[name]: index for index, g in enumerate(tree.groups) for name in g["params"] if name in known}
+        empty = iter([index for index, group in enumerate(tree.groups) if not group["params"]])
+        pairs: list[tuple[Group, Group]] = []
+        problems: list[str] = []
+        for index, group in enumerate(self._optimizer.param_groups):
+            sources = list(dict.fromkeys(origin[p] for p in group["params"] if p in origin))
+            if not group["params"]:  # a group of no parameters still has fields; only its place can tell which it was
+                sources = [number for number in (next(empty, None),) if number is not None]
+                if not sources:
+                    problems.append(f"group {index} is empty, and the checkpoint has no empty group for it")
+            if not sources:
+                continue
+            first, *others = sources
+            pairs.append((group, tree.groups[first]))
+            for other in others:
+                for field, a, b in differing(_hyper(tree.groups[first]), _hyper(tree.groups[other])):
+                    problems.append(
+                        f"group {index} joins parameters of the saved groups {first} and {other}, "
+                        f"whose {field} differ ({a!r}, {b!r})"
+                    )
+        problems += [f"the saved group {number} is empty and has no empty live group" for number in empty]
+        return pairs, problems
+
+    def _load_directly(self, tree: SavedOptimizer, pairs: list[tuple[Group, Group]]) -> None:
+        for group, source in pairs:
+            for field, value in _hyper(source).items():
+                group[field] = _settled(group.get(field), value)
+        state: dict[Any, Any] = self._optimizer.state
+        state.clear()
+        state.update(tree.extra)
+        state.update(self._placed(tree, pairs))
+
+    def _load_own_way(self, tree: SavedOptimizer, pairs: list[tuple[Group, Group]]) -> None:
+        """Speaks to an overridden ``load_state_dict`` in its own terms: parameters numbered in the live order."""
+        numbers = {parameter: number for number, parameter in enumerate(self._names())}
+        groups = []
+        for group, source in pairs:
+            names = {"param_names": list(group["param_names"])} if "param_names" in group else {}
+            groups.append({**_hyper(source), **names, "params": [numbers[p] for p in group["params"]]})
+        placed_state = self._placed(tree, pairs)
+        state = {**{numbers[p]: values for p, values in placed_state.items()}, **tree.extra}
+        self._optimizer.load_state_dict({**tree.own, "state": state, "param_groups": groups})
+        for parameter, values in placed_state.items():
+            live = self._optimizer.state.get(parameter, {})
+            for key, value in values.items():
+                # An override that hands on to torch's own gets float32 moments cast to the parameter's bfloat16.
+                if isinstance(value, Tensor) and isinstance(live.get(key), Tensor) and live[key].dtype != value.dtype:
+                    live[key] = value
+
+    def _placed(self, tree: SavedOptimizer, pairs: list[tuple[Group, Group]]) -> dict[Tensor, dict[Any, Any]]:
+        """The saved state by live parameter, each tensor where the optimizer expects it."""
+        known = self._by_name()
+        counts_on_device = {
+            parameter: bool(source.get("capturable") or source.get("fused"))
+            for group, source in pairs
+            for parameter in group["params"]
+        }
+        return {
+            known[name]: {
+                # A step count on the device would make the optimizer wait for the device at every step.
+                key: value if key == "step" and not counts_on_device[known[name]] else placed(value, known[name].device)
+                for key, value in values.items()
+            }
+            for name, values in tree.state.items()
+        }
+
+
+def _hyper(group: Group) -> Group:
+    """A group's fields without its parameters: names follow the live parameters, not the checkpoint."""
+    return {field: value for field, value in group.items() if field not in ("params", "param_names")}
+
+
+def _settled(live: object, saved: object) -> object:
+    """The saved value, written into the live tensor where it fits: a compiled step holds on to that tensor."""
+    if isinstance(live, Tensor) and isinstance(saved, Tensor) and live.dtype == saved.dtype and same(live.shape, saved.shape):
+        with torch.no_grad():
+            return live.copy_(saved)
+    return saved
+
+
+def _class_name(optimizer: object) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
+def _overrides(optimizer: object, method: str) -> bool:
+    return getattr(type(optimizer), method) is not getattr(Optimizer, method)

@@ -1,0 +1,1 @@
+"""Pure geometry: boxes of tensors."""
