@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from onward.errors import Damaged, FormatError, OnwardError, StorageError
-from onward.format.codec import LIMITS, decode, decode_index, decode_manifest, decode_record, decode_sums
+from onward.format.codec import LIMITS, decode, decode_index, decode_layout, decode_manifest, decode_record, decode_sums
 from onward.format.digests import sha256
 from onward.format.dtypes import itemsize
 from onward.format.names import INDEX, LAYOUT, MANIFEST, RECORD, STATE, SUMS, RunPlaces, rank_folder
@@ -181,7 +181,7 @@ def open_folder(place: Place, *, manifest_sha256: str | None = None, sums_sha256
     if sums.get(MANIFEST) != sha256(manifest_bytes):
         raise DamagedFile(place.finding(SUMS, f"it does not name this {MANIFEST}"))
     layout_bytes = place.read(LAYOUT, manifest.layout_sha256, LIMITS[LAYOUT])
-    layout = place.decoded(lambda d, p: decode(d, Layout, p), layout_bytes, LAYOUT)
+    layout = place.decoded(decode_layout, layout_bytes, LAYOUT)
     records: list[RankRecord] = []
     for entry in manifest.ranks:
         data = place.read(entry.path, entry.sha256, LIMITS[RECORD])

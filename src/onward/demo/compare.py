@@ -38,8 +38,9 @@ def verdict(compared: int, differing: list[str], **facts: object) -> Verdict:
 
 
 def read_steps(path: Path) -> dict[int, dict[str, Any]]:
-    """The step lines of a log, by step."""
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """The step lines of a log, by step; a last line that a kill cut short is none."""
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    lines = [json.loads(line) for line in whole.splitlines()]
     return {line["step"]: line for line in lines if "step" in line}
 
 

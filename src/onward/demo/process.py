@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +23,18 @@ class DemoFailed(OnwardError):
     code = "demo-failed"
     exit_code = EXIT_FINDING
     advice = "look into the logs beside the report"
+
+
+@dataclass(frozen=True)
+class Life:
+    """What one training process did, from its start to its end; times are seconds since the epoch."""
+
+    name: str
+    started: float
+    ended: float
+    killed: bool
+    losses: tuple[tuple[float, float], ...]
+    resumed: dict[str, Any] | None
 
 
 class Trainer:
@@ -53,7 +66,9 @@ class Trainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.running:
             self.kill()
 
@@ -110,10 +125,10 @@ class Trainer:
         self._process.wait()
         self.ended = time.time()
 
-    @property
-    def killed(self) -> bool:
-        """Whether it died of SIGKILL."""
-        return self._process.returncode == -signal.SIGKILL
+    def life(self) -> Life:
+        """What it did, now that it has ended."""
+        killed = self._process.returncode == -signal.SIGKILL
+        return Life(self.name, self.started, self.ended or time.time(), killed, tuple(self.losses()), self.resumed())
 
 
 def training_command() -> list[str]:

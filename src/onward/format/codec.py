@@ -6,6 +6,7 @@ canonical spelling (which is how a doubled key shows) is refused by name before 
 
 from __future__ import annotations
 
+from math import prod
 from typing import TypeVar, cast
 
 import msgspec
@@ -13,12 +14,14 @@ import zstandard
 
 from onward.errors import FormatError, UnknownFormat
 from onward.format.digests import sha256
+from onward.format.dtypes import require_readable, stored_dtype
 from onward.format.names import INDEX, INTENT, LAYOUT, MANIFEST, RECORD, STATE, SUMS, distinct_paths, relative_path
 from onward.records import (
     FORMAT,
     CheckpointEntry,
     DeleteEntry,
     Index,
+    Layout,
     LedgerEntry,
     Manifest,
     OpenEntry,
@@ -43,6 +46,7 @@ LIMITS: dict[str, int] = {
 }
 """Largest acceptable size of each kind of file, in bytes; checked before anything is read."""
 ENTRY_LIMIT = RECEIPT_LIMIT = SMALL_LIMIT = MIB
+MAX_DIMS, MAX_ELEMENTS = 64, 1 << 56
 INDEX_DECOMPRESSED_LIMIT = 1024 * MIB
 _ZSTD_LEVEL = 3
 
@@ -142,6 +146,24 @@ def decode_record(data: bytes, what: str) -> RankRecord:
     _require(0 <= record.rank < record.world_size, what, f"rank {record.rank} of {record.world_size} cannot be")
     _require(all(file.size >= 0 for file in record.files), what, "a size is negative")
     return record
+
+
+def decode_layout(data: bytes, what: str) -> Layout:
+    """A layout whose dtypes are known, whose shapes are possible and whose ties lead to stored tensors."""
+    layout = decode(data, Layout, what)
+    keys = {tensor.key: tensor for tensor in layout.tensors}
+    _require(len(keys) == len(layout.tensors), what, "a tensor stands twice")
+    for tensor in layout.tensors:
+        require_readable(tensor.dtype, what)
+        sizes = tensor.shape
+        _require(len(sizes) <= MAX_DIMS and all(n >= 0 for n in sizes), what, f"{tensor.key} has an impossible shape")
+        _require(prod(max(n, 1) for n in sizes) < MAX_ELEMENTS, what, f"{tensor.key} is impossibly large")
+        _require(tensor.stored == stored_dtype(tensor.dtype), what, f"{tensor.key} is stored under a wrong dtype")
+        if tensor.tie is not None:
+            other = keys.get(tensor.tie)
+            fits = other is not None and other.tie is None and (other.dtype, other.shape) == (tensor.dtype, sizes)
+            _require(fits, what, f"{tensor.key} is tied to something else than an equal stored tensor")
+    return layout
 
 
 def encode_index(index: Index) -> bytes:

@@ -1,0 +1,1 @@
+"""The way out: training state → capture → shards → commit."""

@@ -8,10 +8,11 @@ or create state that is not there.
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
@@ -23,10 +24,11 @@ from onward.state.optimizer_tree import (
     SavedOptimizer,
     differing,
     half_states,
+    hyper,
     listed,
+    matched,
     parse,
     placed,
-    same,
 )
 
 # Hyper-parameters that a scheduler moves, and the field that tells that one does.
@@ -67,7 +69,7 @@ class OptimizerComponent:
         values, extra, own = self._read(names)
         shapes = {name: tuple(parameter.shape) for parameter, name in names.items()}
         groups: list[Group] = [
-            {**_hyper(group), "params": [names[parameter] for parameter in group["params"]]}
+            {**hyper(group), "params": [names[parameter] for parameter in group["params"]]}
             for group in self._optimizer.param_groups
         ]
         if problems := half_states(groups, values, shapes):
@@ -109,6 +111,8 @@ class OptimizerComponent:
             problems.append(f"not in the checkpoint: {listed(missing)}")
         if unexpected := [name for name in saved_names if known.get(name) not in live_names]:
             problems.append(f"in the checkpoint but not in the live optimizer: {listed(unexpected)}")
+        if len(found) < len({name for name in saved_names if name in known}):
+            problems.append("parameters that were saved apart are tied to one now")
         if lost := [name for name in saved_names if name not in tree.state and name not in tree.stateless]:
             problems.append(f"state missing from the checkpoint: {listed(lost)}")
         if stray := [name for name in tree.state if name not in set(saved_names)]:
@@ -118,7 +122,8 @@ class OptimizerComponent:
                 problems.append(f"{name} was saved with shape {tuple(shape)}, it is {tuple(known[name].shape)} now")
         problems += half_states(tree.groups, tree.state, tree.shapes)
         problems += self._pairs(tree)[1]
-        if isinstance(self._optimizer, LBFGS) and [known.get(name) for name in saved_names] != list(live_names):
+        in_order = [id(known.get(name)) for name in saved_names] == [id(parameter) for parameter in live_names]
+        if isinstance(self._optimizer, LBFGS) and not in_order:
             problems.append("LBFGS keeps one flat vector over all parameters, and their order has changed")
         return [f"{self.name}: {problem}" for problem in problems]
 
@@ -149,7 +154,7 @@ class OptimizerComponent:
         indexes = {id(group): index for index, group in enumerate(self._optimizer.param_groups)}
         found: list[Difference] = []
         for live, source in self._pairs(tree)[0]:
-            for field, ours, theirs in differing(_hyper(live), _hyper(source)):
+            for field, ours, theirs in differing(hyper(live), hyper(source)):
                 scheduled = _SCHEDULED.get(field, ())
                 if not any(marker in live and marker in source for marker in scheduled):
                     found.append((f"groups[{indexes[id(live)]}].{field}", ours, theirs))
@@ -160,13 +165,13 @@ class OptimizerComponent:
     def _names(self) -> dict[Tensor, str]:
         """The optimizer's parameters in its own order, each with its one name."""
         known: dict[Tensor, str] = {}
-        for name, parameter in self._named.items():
-            known.setdefault(parameter, name)  # a tied parameter goes by its first name
+        for canonical, parameter in self._named.items():
+            known.setdefault(parameter, canonical)  # a tied parameter goes by its first name
         names: dict[Tensor, str] = {}
         for index, group in enumerate(self._optimizer.param_groups):
             own = group.get("param_names", ())
             for position, parameter in enumerate(group["params"]):
-                name = known.get(parameter) or (own[position] if position < len(own) else None)
+                name = known.get(parameter, own[position] if position < len(own) else None)
                 if name is None:
                     raise IncompleteState(
                         f"{self.name}: group {index} holds a parameter of shape {tuple(parameter.shape)} "
@@ -174,14 +179,13 @@ class OptimizerComponent:
                         next_step="register the model it belongs to, or build the optimizer from named_parameters()",
                     )
                 names[parameter] = name
-        if len(set(names.values())) != len(names):  # two moments under one name: one would be lost
-            seen = sorted(names.values())
-            twice = sorted({a for a, b in zip(seen, seen[1:], strict=False) if a == b})
+        if twice := [name for name, count in Counter(names.values()).items() if count > 1]:
+            # Under one name, the moments of one of them would be lost.
             raise IncompleteState(f"{self.name}: several parameters go by the name {listed(twice)}")
         return names
 
     def _by_name(self) -> dict[str, Tensor]:
-        return {**{name: parameter for parameter, name in self._names().items()}, **self._named}
+        return {**self._named, **{name: parameter for parameter, name in self._names().items()}}
 
     # --- reading -------------------------------------------------------------------------------------------------
 
@@ -198,6 +202,8 @@ class OptimizerComponent:
                 )
             own = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
             numbers = [number for group in saved["param_groups"] for number in group["params"]]
+            if len(numbers) != len(names):
+                raise UnsupportedState(f"{self.name}: its state_dict has {len(numbers)} parameters of {len(names)}")
             by_number = dict(zip(numbers, names, strict=True))
             entries = {by_number.get(key, key): value for key, value in saved["state"].items()}
         values: dict[str, dict[Any, Any]] = {}
@@ -217,34 +223,11 @@ class OptimizerComponent:
     # --- applying ------------------------------------------------------------------------------------------------
 
     def _pairs(self, tree: SavedOptimizer) -> tuple[list[tuple[Group, Group]], list[str]]:
-        """Each live group with the saved group its hyper-parameters come from, and what stands against it."""
-        known = self._by_name()
-        origin = {known[name]: index for index, g in enumerate(tree.groups) for name in g["params"] if name in known}
-        empty = iter([index for index, group in enumerate(tree.groups) if not group["params"]])
-        pairs: list[tuple[Group, Group]] = []
-        problems: list[str] = []
-        for index, group in enumerate(self._optimizer.param_groups):
-            sources = list(dict.fromkeys(origin[p] for p in group["params"] if p in origin))
-            if not group["params"]:  # a group of no parameters still has fields; only its place can tell which it was
-                sources = [number for number in (next(empty, None),) if number is not None]
-                if not sources:
-                    problems.append(f"group {index} is empty, and the checkpoint has no empty group for it")
-            if not sources:
-                continue
-            first, *others = sources
-            pairs.append((group, tree.groups[first]))
-            for other in others:
-                for field, a, b in differing(_hyper(tree.groups[first]), _hyper(tree.groups[other])):
-                    problems.append(
-                        f"group {index} joins parameters of the saved groups {first} and {other}, "
-                        f"whose {field} differ ({a!r}, {b!r})"
-                    )
-        problems += [f"the saved group {number} is empty and has no empty live group" for number in empty]
-        return pairs, problems
+        return matched(self._optimizer.param_groups, tree.groups, self._by_name())
 
     def _load_directly(self, tree: SavedOptimizer, pairs: list[tuple[Group, Group]]) -> None:
         for group, source in pairs:
-            for field, value in _hyper(source).items():
+            for field, value in hyper(source).items():
                 group[field] = _settled(group.get(field), value)
         state: dict[Any, Any] = self._optimizer.state
         state.clear()
@@ -257,10 +240,17 @@ class OptimizerComponent:
         groups = []
         for group, source in pairs:
             names = {"param_names": list(group["param_names"])} if "param_names" in group else {}
-            groups.append({**_hyper(source), **names, "params": [numbers[p] for p in group["params"]]})
+            groups.append({**hyper(source), **names, "params": [numbers[p] for p in group["params"]]})
         placed_state = self._placed(tree, pairs)
         state = {**{numbers[p]: values for p, values in placed_state.items()}, **tree.extra}
+        before = list(self._optimizer.param_groups)
         self._optimizer.load_state_dict({**tree.own, "state": state, "param_groups": groups})
+        after = self._optimizer.param_groups
+        for index, (group, replacement) in enumerate(zip(before, after, strict=True)):
+            if group is not replacement:  # torch's own makes new ones, and who held a group would look at the old one
+                group.clear()
+                group.update(replacement)
+                after[index] = group
         for parameter, values in placed_state.items():
             live = self._optimizer.state.get(parameter, {})
             for key, value in values.items():
@@ -286,17 +276,17 @@ class OptimizerComponent:
         }
 
 
-def _hyper(group: Group) -> Group:
-    """A group's fields without its parameters: names follow the live parameters, not the checkpoint."""
-    return {field: value for field, value in group.items() if field not in ("params", "param_names")}
-
-
 def _settled(live: object, saved: object) -> object:
     """The saved value, written into the live tensor where it fits: a compiled step holds on to that tensor."""
-    if isinstance(live, Tensor) and isinstance(saved, Tensor) and live.dtype == saved.dtype and same(live.shape, saved.shape):
-        with torch.no_grad():
-            return live.copy_(saved)
-    return saved
+    if (
+        isinstance(live, Tensor)
+        and isinstance(saved, Tensor)
+        and live.dtype == saved.dtype
+        and live.shape == saved.shape
+    ):
+        live.detach().copy_(saved)
+        return live
+    return copy.deepcopy(saved)  # two live groups may come from one saved group, and must not share its tensors
 
 
 def _class_name(optimizer: object) -> str:
@@ -304,4 +294,4 @@ def _class_name(optimizer: object) -> str:
 
 
 def _overrides(optimizer: object, method: str) -> bool:
-    return getattr(type(optimizer), method) is not getattr(Optimizer, method)
+    return getattr(type(optimizer), method, None) is not getattr(Optimizer, method)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,8 @@ def parse(saved: object) -> SavedOptimizer | str:
     if not isinstance(saved, Mapping) or not saved.keys() >= _FIELDS:
         absent = _FIELDS - saved.keys() if isinstance(saved, Mapping) else _FIELDS
         return f"the saved state is not that of an optimizer: it lacks {listed(sorted(absent))}"
+    if unknown := [name for group in saved["groups"] for name in group["params"] if name not in saved["shapes"]]:
+        return f"the saved state has no shape for {listed(unknown)}"
     return SavedOptimizer(
         class_name=saved["class"],
         groups=saved["groups"],
@@ -80,6 +83,41 @@ def _is_moment(value: object, shape: tuple[int, ...]) -> bool:
     return not isinstance(value, Tensor) or value.ndim == 0 or tuple(value.shape) == tuple(shape)
 
 
+def matched(
+    live: list[Group], saved: list[Group], known: Mapping[str, Tensor]
+) -> tuple[list[tuple[Group, Group]], list[str]]:
+    """Each live group with the saved group that its hyper-parameters come from, and what stands against it.
+
+    Groups are told apart by the parameters in them, never by their place.
+    """
+    origin = {known[name]: index for index, group in enumerate(saved) for name in group["params"] if name in known}
+    empty = iter([index for index, group in enumerate(saved) if not group["params"]])
+    pairs: list[tuple[Group, Group]] = []
+    problems: list[str] = []
+    for index, group in enumerate(live):
+        sources = list(dict.fromkeys(origin[p] for p in group["params"] if p in origin))
+        if not group["params"]:  # a group of no parameters still has fields; only its place can tell which it was
+            sources = [number for number in (next(empty, None),) if number is not None]
+            if not sources:
+                problems.append(f"group {index} is empty, and the checkpoint has no empty group for it")
+        if not sources:
+            continue
+        first, *others = sources
+        pairs.append((group, saved[first]))
+        problems += [
+            f"group {index} joins the saved groups {first} and {other}, whose {field} differ ({a!r}, {b!r})"
+            for other in others
+            for field, a, b in differing(hyper(saved[first]), hyper(saved[other]))
+        ]
+    problems += [f"the saved group {number} is empty and has no empty live group" for number in empty]
+    return pairs, problems
+
+
+def hyper(group: Group) -> Group:
+    """A group's fields without its parameters: names follow the live parameters, not the checkpoint."""
+    return {field: value for field, value in group.items() if field not in ("params", "param_names")}
+
+
 def differing(live: Group, saved: Group) -> list[Difference]:
     """The fields whose values differ; a field that one side lacks counts as None there."""
     fields = dict.fromkeys([*live, *saved])
@@ -88,10 +126,13 @@ def differing(live: Group, saved: Group) -> list[Difference]:
 
 def same(live: Any, saved: Any) -> bool:
     """Whether two values are equal, looking into containers and tensors; NaN equals NaN."""
-    if isinstance(live, Tensor) or isinstance(saved, Tensor):
-        if isinstance(live, Tensor) and isinstance(saved, Tensor) and live.shape != saved.shape:
+    if isinstance(live, Tensor) and isinstance(saved, Tensor):
+        if (live.dtype, live.shape) != (saved.dtype, saved.shape):
             return False
-        return bool(torch.equal(torch.as_tensor(live).cpu().double(), torch.as_tensor(saved).cpu().double()))
+        # On the meta device there are no values yet; what differs then is found when they are there.
+        return live.is_meta or saved.is_meta or torch.equal(live.cpu(), saved.cpu())
+    if isinstance(live, Tensor | np.ndarray) or isinstance(saved, Tensor | np.ndarray):
+        return type(live) is type(saved) and np.array_equal(live, saved)
     if isinstance(live, list | tuple) and isinstance(saved, list | tuple):
         return len(live) == len(saved) and all(map(same, live, saved))
     if isinstance(live, Mapping) and isinstance(saved, Mapping):

@@ -1,0 +1,1 @@
+"""What is done to committed checkpoints, without torch."""

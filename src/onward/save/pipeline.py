@@ -1,0 +1,208 @@
+"""The order of a save, and what happens when a stage of it fails. The only file that knows the order.
+
+``capacity → attempt and intent → shards and record → seal → ledger entry → read back``
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from onward.catalog.attempts import record_outcome
+from onward.catalog.incarnation import Incarnation
+from onward.catalog.ledger import Ledger
+from onward.catalog.quarantine import record_verification
+from onward.catalog.reader import Place
+from onward.catalog.stamp import now
+from onward.errors import OnwardError, SaveFailed, StorageError, Superseded
+from onward.policy.capacity import require_space
+from onward.records import FORMAT, CheckpointEntry, CheckpointInfo, LedgerEntry, VerifyReport, VoidEntry
+from onward.save.captured import Captured, SaveContext
+from onward.save.commit import Attempt, append_commit, begin_attempt, seal
+from onward.save.shards import DEFAULT_THREADS, write_rank
+from onward.storage.base import Barrier, Store, remove_tree
+from onward.upkeep.verify import verify
+
+VerifyAfterSave = Literal["full", "sizes"]
+
+
+@dataclass(frozen=True)
+class SaveSettings:
+    """How a save is written.
+
+    Attributes:
+        threads: Shard files that are hashed and written at once.
+        verify_after_save: ``full`` reads every byte back from the medium after the commit; ``sizes`` checks sizes,
+            headers and the small files.
+    """
+
+    threads: int = DEFAULT_THREADS
+    verify_after_save: VerifyAfterSave = "full"
+
+
+@dataclass(frozen=True)
+class SaveResult:
+    """A checkpoint that exists.
+
+    Attributes:
+        entry: Its ledger entry.
+        seconds: Phase → wall seconds.
+        report: What reading it back found.
+    """
+
+    entry: CheckpointEntry
+    seconds: dict[str, float] = field(default_factory=dict)
+    report: VerifyReport | None = None
+
+
+def save(incarnation: Incarnation, captured: Captured, context: SaveContext, settings: SaveSettings) -> SaveResult:
+    """Writes, commits and reads back one checkpoint of a single rank.
+
+    Raises:
+        SaveFailed: Says the step and the cause; the attempt is rolled back and its story recorded.
+        Superseded: A newer incarnation has begun; nothing was deleted, this one must stop.
+        NoCapacity: The tier has not the room; nothing was written.
+    """
+    store, ledger = incarnation.store, incarnation.ledger
+    require_space(captured.tensor_bytes, store.free_bytes(), f"the tier {incarnation.tier} ({store.url})")
+    with ledger.lock:
+        started = time.perf_counter()
+        seconds: dict[str, float] = {"capture": captured.seconds}
+        attempt: Attempt | None = None
+        try:
+            attempt = begin_attempt(store, ledger, step=captured.step, world_size=context.world_size, pid=os.getpid())
+            record = write_rank(
+                store,
+                ledger.places.checkpoint(attempt.writing),
+                captured,
+                context,
+                run=ledger.places.run,
+                attempt=attempt.id,
+                threads=settings.threads,
+            )
+            seconds["write"] = time.perf_counter() - started
+            digests = seal(
+                store,
+                ledger,
+                attempt,
+                [record],
+                captured.layout,
+                context,
+                capture_started=captured.started,
+                epoch=captured.epoch,
+                data_position=captured.data_position,
+            )
+            entry = append_commit(ledger, attempt, *digests)
+            seconds["commit"] = time.perf_counter() - started - seconds["write"]
+        except Superseded as error:
+            if attempt is not None:
+                _tell(ledger, attempt, "superseded", error.message)
+            raise
+        except OnwardError as error:
+            if attempt is not None:
+                _give_up(ledger, attempt, error)
+            raise SaveFailed(f"the save of step {captured.step} failed: {error.message}") from error
+    started = time.perf_counter()
+    report = read_back(incarnation, entry, settings)
+    seconds["verify"] = time.perf_counter() - started
+    return SaveResult(entry=entry, seconds=seconds, report=report)
+
+
+def read_back(incarnation: Incarnation, entry: CheckpointEntry, settings: SaveSettings) -> VerifyReport:
+    """Reads a fresh checkpoint back from the medium, and leaves the receipt that it earned.
+
+    Raises:
+        SaveFailed: The bytes that came back are not those that were written; the checkpoint is quarantined.
+    """
+    store, places, tier = incarnation.store, incarnation.ledger.places, incarnation.tier
+    report = verify(
+        Place(store=store, root=places.checkpoint(entry.folder), tier=tier, name=entry.folder),
+        _fresh(entry, tier),
+        run=entry.run,
+        method="full" if settings.verify_after_save == "full" else "quick",
+        threads=settings.threads,
+        drop_cache=True,
+    )
+    record_verification(store, places, entry, report, tier=tier)
+    if not report.ok:
+        worst = report.findings[0]
+        raise SaveFailed(
+            f"step {entry.step} was committed, but did not read back as it was written: "
+            f"{worst.file}: {worst.message}; it is quarantined",
+            next_step="the medium or its driver alters bytes: check the disk, its cable and its memory",
+        )
+    return report
+
+
+def _fresh(entry: CheckpointEntry, tier: str) -> CheckpointInfo:
+    return CheckpointInfo(
+        run=entry.run,
+        sequence=entry.sequence,
+        step=entry.step,
+        folder=entry.folder,
+        tier=tier,
+        status="committed",
+        verified="no",
+        committed=entry.time,
+        incarnation=entry.incarnation,
+        attempt=entry.attempt,
+        manifest_sha256=entry.manifest_sha256,
+        sums_sha256=entry.sums_sha256,
+    )
+
+
+def _give_up(ledger: Ledger, attempt: Attempt, cause: OnwardError) -> None:
+    """Rolls a failed attempt back as far as that is safe, and tells its story. Best effort: the store is ill."""
+    store, places = ledger.store, ledger.places
+    if ledger.last >= attempt.sequence:
+        # The entry is there, only its durability is in doubt. Losers delete nothing: a reader may have begun.
+        _tell(ledger, attempt, "kept", f"its entry may not be durable: {cause.message}")
+        return
+    _tell(ledger, attempt, "failed", cause.message)
+    with suppress(StorageError):
+        remove_tree(store, places.checkpoint(attempt.writing))
+    with suppress(OnwardError):
+        if _exists(store, places.checkpoint(attempt.final)):
+            # Already renamed: an answer of the store may have lied, so the number is taken out of the game first.
+            ledger.append(
+                lambda sequence, previous: _void(ledger, attempt, cause, sequence, previous), Barrier.LEDGER_COMMIT
+            )
+            remove_tree(store, places.checkpoint(attempt.final))
+
+
+def _void(ledger: Ledger, attempt: Attempt, cause: OnwardError, sequence: int, previous: str) -> LedgerEntry:
+    return VoidEntry(
+        format=FORMAT,
+        run=ledger.places.run,
+        sequence=sequence,
+        previous=previous,
+        incarnation=ledger.incarnation,
+        epoch=ledger.epoch,
+        attempt=attempt.id,
+        reason=cause.message,
+        time=now(),
+    )
+
+
+def _exists(store: Store, path: str) -> bool:
+    try:
+        store.stat(path)
+    except StorageError:
+        return False
+    return True
+
+
+def _tell(ledger: Ledger, attempt: Attempt, outcome: Literal["failed", "superseded", "kept"], reason: str) -> None:
+    with suppress(OnwardError):
+        record_outcome(
+            ledger.store,
+            ledger.places,
+            attempt=attempt.id,
+            sequence=attempt.sequence,
+            step=attempt.step,
+            outcome=outcome,
+            reason=reason,
+        )

@@ -1,0 +1,216 @@
+"""Tensors as exact bytes: what can be saved, copying out and in, shared memory.
+
+Values never pass through numpy or a conversion: every copy is of integers as wide as one item, so NaN payloads,
+negative zeros and dtypes for which torch has no arithmetic survive, whatever the strides.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
+
+from onward.errors import UnsupportedState
+from onward.format import dtypes
+from onward.format.typedstate import TypedPath, readable
+from onward.records import Key
+
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in dtypes.DTYPES if hasattr(torch, name)}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def require_supported(path: TypedPath, tensor: torch.Tensor) -> None:
+    """Refuses, by name, a tensor whose bytes alone are not all of it.
+
+    Raises:
+        UnsupportedState: A subclass, a layout other than strided, or a tensor without memory of its own.
+    """
+    where = readable(path)
+    if is_lazy(tensor):
+        raise UnsupportedState(
+            f"{where} is a lazy parameter or buffer that has no shape yet",
+            next_step="run one forward pass on an example batch before saving or resuming",
+        )
+    if _is_dtensor(tensor):
+        raise UnsupportedState(f"{where} is a DTensor; sharded tensors cannot be saved yet")
+    if tensor.is_nested:
+        raise UnsupportedState(f"{where} is a nested tensor, which cannot be saved")
+    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+        kind = type(tensor)
+        raise UnsupportedState(
+            f"{where} is a {kind.__module__}.{kind.__qualname__}, a tensor subclass whose inner state is unknown",
+            next_step="save its inner tensors under names of their own (from a state_dict of the component)",
+        )
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise UnsupportedState(f"{where} is a tensor inside torch.func (vmap, grad); save outside of the transform")
+    if tensor.layout is not torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.").lstrip("_")
+        raise UnsupportedState(f"{where} has the layout {layout}; only dense (strided) tensors can be saved")
+    if tensor.is_quantized:
+        raise UnsupportedState(f"{where} is a quantized tensor; save its int_repr(), scale and zero point instead")
+    if tensor.is_meta:
+        raise UnsupportedState(
+            f"{where} is on the meta device and has no data", next_step="materialise the model (to_empty) first"
+        )
+    if tensor.dtype not in _NAMES:
+        raise UnsupportedState(f"{where} has the dtype {tensor.dtype}, which cannot be saved")
+    if _last_byte(tensor) > tensor.untyped_storage().nbytes():  # FSDP frees the storage of unsharded parameters
+        raise UnsupportedState(f"{where} has had its memory freed; save when its values are there")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The logical name of a dtype: torch's own, without ``torch.``."""
+    try:
+        return _NAMES[dtype]
+    except KeyError:
+        raise UnsupportedState(f"tensors of dtype {dtype} cannot be saved") from None
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a logical name; refuses names that are unknown, or newer than this torch."""
+    dtypes.itemsize(name)
+    try:
+        return _DTYPES[name]
+    except KeyError:
+        raise UnsupportedState(f"torch {torch.__version__} has no dtype {name}", next_step="upgrade torch") from None
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    """Bytes of all items, each counted once: expanded items too, gaps between items not."""
+    return tensor.numel() * tensor.element_size()
+
+
+def empty(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A new contiguous CPU tensor of a logical dtype, its contents undefined."""
+    return torch.empty(shape, dtype=torch_dtype(dtype), device="cpu")
+
+
+def as_bytes(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor as writable bytes: no copy; it keeps the memory alive."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        raise ValueError("only contiguous CPU tensors can be seen as bytes")
+    if nbytes(tensor) == 0:
+        return memoryview(bytearray())
+    return _flat(tensor).numpy().data
+
+
+def copy_into(tensor: torch.Tensor, dest: memoryview | torch.Tensor) -> None:
+    """Copies the items of ``tensor``, in C order, bit for bit into ``dest``.
+
+    Args:
+        tensor: Any supported tensor, of any strides, on any device.
+        dest: Writable contiguous host memory of exactly ``nbytes(tensor)`` bytes, of any alignment.
+    """
+    view = as_bytes(dest) if isinstance(dest, torch.Tensor) else dest
+    if view.nbytes != nbytes(tensor) or view.readonly:
+        kind = "read-only" if view.readonly else "writable"
+        raise ValueError(f"{nbytes(tensor)} bytes of tensor cannot be copied into {view.nbytes} {kind} bytes")
+    if view.nbytes:
+        target = torch.from_numpy(np.frombuffer(view, dtype=np.uint8))
+        _copy_bits(tensor, _over(target, tensor.dtype, tuple(tensor.shape)))
+
+
+def write_bytes(tensor: torch.Tensor, source: torch.Tensor) -> None:
+    """Overwrites the items of ``tensor`` in place with those of ``source``, bit for bit.
+
+    Both have the same dtype and shape; they may differ in strides and device. Items of ``tensor`` must not overlap
+    (see ``overlaps_itself``).
+    """
+    if tensor.dtype != source.dtype or tensor.shape != source.shape:
+        raise ValueError(f"{source.dtype} {tuple(source.shape)} into {tensor.dtype} {tuple(tensor.shape)}")
+    if tensor.is_conj() or tensor.is_neg():  # the memory holds the other sign; torch turns it over on the way in
+        with torch.no_grad():
+            tensor.copy_(source)
+    elif tensor.numel():
+        _copy_bits(source, tensor)
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal bit for bit; ``torch.equal`` is false for NaN and true for 0.0 and -0.0."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return bool(torch.equal(_bits(one).cpu(), _bits(other).cpu()))
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two items may lie at one place, as in an expanded tensor; such memory cannot be filled item by item."""
+    reach = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return tensor.numel() > 0
+        reach += stride * (size - 1)
+    return False
+
+
+def find_ties(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, Key]:
+    """Which tensors are the very same items of the same memory: tied key → the first key that has them.
+
+    Tensors without memory are never tied, although torch gives all of them the address 0.
+    """
+    first: dict[object, Key] = {}
+    ties: dict[Key, Key] = {}
+    for key, tensor in tensors.items():
+        if nbytes(tensor) == 0 or tensor.data_ptr() == 0:
+            continue
+        owner = first.setdefault(_place(tensor), key)
+        if owner != key:
+            ties[key] = owner
+    return ties
+
+
+def _place(tensor: torch.Tensor) -> object:
+    # The stride of a dimension of size 1 says nothing; conj and neg views share memory but not values.
+    strides = tuple(stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+    signs = (tensor.is_conj(), tensor.is_neg())
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), strides, signs
+
+
+def _is_dtensor(tensor: torch.Tensor) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")  # not imported, so there is none; the import is slow
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _last_byte(tensor: torch.Tensor) -> int:
+    if tensor.numel() == 0:
+        return 0
+    last = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return (int(tensor.storage_offset()) + last + 1) * tensor.element_size()
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor as one row of bytes."""
+    start = tensor.storage_offset() * tensor.element_size()
+    row = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return row.set_(tensor.untyped_storage(), start, (nbytes(tensor),), (1,))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same items as integers of the same width: the same memory, except for conj and neg views."""
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    shape, strides, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    carrier = _CARRIERS.get(tensor.element_size())
+    if carrier is None:  # complex128: no integer is as wide, so two of half the width
+        carrier, shape, offset = torch.int64, (*shape, 2), 2 * offset
+        strides = (*(2 * stride for stride in strides), 1)
+    return torch.empty(0, dtype=carrier, device=tensor.device).set_(tensor.untyped_storage(), offset, shape, strides)
+
+
+def _over(row: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A contiguous tensor of the given dtype and shape over a row of bytes that starts its storage."""
+    strides = [1] * len(shape)
+    for dimension in range(len(shape) - 2, -1, -1):
+        strides[dimension] = strides[dimension + 1] * max(shape[dimension + 1], 1)
+    return torch.empty(0, dtype=dtype, device=row.device).set_(row.untyped_storage(), 0, shape, tuple(strides))
+
+
+def _copy_bits(source: torch.Tensor, target: torch.Tensor) -> None:
+    if source.is_contiguous() and target.is_contiguous() and not source.is_conj() and not source.is_neg():
+        _flat(target).copy_(_flat(source))  # one run of bytes
+    else:
+        _bits(target).copy_(_bits(source))
