@@ -5,24 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from .rules import Config, Rules
-from .world import (
-    STOPPED,
-    Attempt,
-    Entry,
-    Reader,
-    State,
-    at,
-    attempt,
-    commits,
-    final_name,
-    with_attempt,
-    with_entry,
-)
-
-
-def mark(state: State, broken: str) -> State:
-    return state._replace(bad=broken)
+from .rules import Rules
+from .world import STOPPED, Attempt, Entry, Reader, State, commits, final_name, mark, with_attempt
 
 
 def sync_ledger(state: State) -> State:
@@ -41,26 +25,6 @@ def list_ledger(state: State, observer: int, sync: bool) -> State:
     if any(not entry.content and entry.owner != observer for entry in state.ledger):
         return mark(state, "empty_entry_seen")
     return sync_ledger(state) if sync else state
-
-
-def link(rules: Rules, state: State, entry: Entry) -> State | None:
-    """Give the entry its name; None if the name is taken. Its content was written, and synced, under another name."""
-    if entry.n and at(state.ledger, entry.n) is not None:
-        return None
-    if entry.n in state.tidied:
-        state = mark(state, "number_used_twice")
-    if not rules.entry_via_temp_and_link:
-        content = ""
-    else:
-        content = "d" if rules.fsync_entry else "c"
-    return with_entry(state, entry._replace(content=content))
-
-
-def unlink(state: State, *numbers: int) -> State:
-    """Only a deletion that tidies the ledger does this. Durable at once: the order that does most harm."""
-    kept = tuple(entry for entry in state.ledger if entry.n not in numbers)
-    acked = tuple(pair for pair in state.acked if pair[0] not in numbers)
-    return state._replace(ledger=kept, acked=acked, tidied=tuple(sorted({*state.tidied, *numbers})))
 
 
 def sync_checkpoints(state: State) -> State:
@@ -84,7 +48,7 @@ def rename_to_final(rules: Rules, state: State, found: Attempt) -> State | None:
     return sync_checkpoints(state) if rules.fsync_checkpoints_after_rename else state
 
 
-def power_cuts(config: Config, state: State) -> Iterator[State]:
+def power_cuts(state: State) -> Iterator[State]:
     """Every state that a power cut may leave: each name and each content that was not synced is kept or lost."""
     named = {entry.ref for entry in commits(state.ledger)}
     entries = [_entry_after(entry) for entry in state.ledger]
@@ -125,12 +89,3 @@ def _attempt_after(found: Attempt, named: bool) -> list[Attempt]:
 
 def _file_after(file: str) -> list[str]:
     return [file] if file in "-d" else ["-", "d"]
-
-
-def remove_file(state: State, key: int) -> State:
-    """The first of two steps of a removal. Durable at once: the order that does most harm."""
-    return with_attempt(state, attempt(state, key)._replace(shard="-"))
-
-
-def remove_rest(state: State, key: int) -> State:
-    return with_attempt(state, attempt(state, key)._replace(manifest="-").moved("x"))

@@ -48,7 +48,7 @@ def _is_there(state: State, n: int, key: int | None = None) -> bool:
     if n in state.tidied:
         return True
     entry = at(state.ledger, n)
-    return entry is not None and entry.kind == "checkpoint" and (key is None or entry.ref == key)
+    return entry is not None and entry in commits(state.ledger) and (key is None or entry.ref == key)
 
 
 def _not_marked(name: str) -> Callable[[State], bool]:

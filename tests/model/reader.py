@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from . import disk
 from .rules import Config
-from .world import Entry, Reader, State, attempt, final_name, holder, live
+from .world import Entry, Reader, State, attempt, final_name, holder, live, mark
 
 
 def steps(config: Config, state: State) -> Iterator[tuple[str, State]]:
@@ -42,7 +42,7 @@ def _read_file(config: Config, state: State) -> Iterator[tuple[str, State]]:
         yield "reads the manifest", state._replace(reader=read._replace(pc="shard", got=found.key))
     else:
         mixed = not read.key == read.got == found.key
-        after = disk.mark(state, "reader_mix") if mixed else state
+        after = mark(state, "reader_mix") if mixed else state
         yield f"reads the shards, uses {read.n}", after._replace(reader=read._replace(pc="done", got=-1))
 
 
@@ -57,7 +57,7 @@ def _look_again(config: Config, state: State) -> Iterator[tuple[str, State]]:
     really = any(entry.n == read.n for entry in live(state.ledger))
     for seen in sorted({any(entry.n == read.n for entry in live(state.ledger[:end])) for end in ends}):
         if seen:
-            after = state if really else disk.mark(state, "false_damage")
+            after = state if really else mark(state, "false_damage")
             yield f"calls {read.n} damaged", after._replace(reader=Reader("ended"))
         else:
             yield f"looks again: {read.n} was deleted", state._replace(reader=Reader())

@@ -24,6 +24,7 @@ class Rules:
     read_back_on_error: bool = True  # off: an error from the create is taken for a failure
     give_up_only_after_void: bool = True  # object store; off: "absent" is enough to give up
     losers_delete_nothing: bool = True  # off: who finds itself superseded clears its own files away
+    failed_name_is_voided: bool = True  # off: a save that failed after its rename leaves its number to the next one
     every_object_read_back: bool = True  # object store; off: an upload that answered is believed
     # Deleting
     delete_decision_is_an_entry: bool = True  # off: a tombstone beside the ledger, which no successor can refuse
@@ -35,7 +36,8 @@ class Rules:
     fsync_first_listing: bool = True  # before choosing a number for `open`
     fsync_taken_number: bool = True  # before walking up past a number that turned out to be taken
     fsync_fence: bool = True  # after creating `open`
-    fsync_ledger_before_believing: bool = True  # after listing, before resuming from it or reading it
+    fsync_ledger_before_resuming: bool = True  # a writer, after listing, before it resumes from what it saw
+    fsync_ledger_before_believing: bool = True  # a reader, after listing, before it reads what it saw
     fsync_before_choosing_victims: bool = True  # after listing, before choosing what to delete
     fsync_shards: bool = True
     fsync_manifest: bool = True
@@ -44,6 +46,7 @@ class Rules:
     fsync_entry: bool = True  # the content of an entry, before it gets its name
     fsync_ledger_after_commit: bool = True
     fsync_ledger_after_delete: bool = True
+    fsync_ledger_after_void: bool = True
 
     def without(self, *names: str) -> Rules:
         """The same protocol with these rules removed."""
@@ -62,7 +65,7 @@ class Config:
     writers: int = 2
     saves: int = 1  # by each writer
     deletes: int = 0  # by each writer
-    failed_saves: int = 0  # by each writer: saves that fail on their own, before the commit
+    failed_saves: int = 0  # by each writer: saves that fail on their own, before or after the rename
     reader: bool = False
     cuts: int = 0  # power cuts; on one, every writer and reader that runs is dead
     ambiguous: bool = False  # a create may report an error, whether or not it took effect

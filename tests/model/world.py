@@ -8,7 +8,7 @@ from typing import NamedTuple
 from .rules import Config, Rules
 
 DEAD = 9  # the owner of what an initial history left behind
-TOMBSTONE = 0  # the number of a deletion mark beside the ledger: it collides with nothing
+TOMBSTONE = 0  # the number of a deletion mark beside the ledger: it collides with nothing, nothing collides with it
 
 
 class Entry(NamedTuple):
@@ -52,8 +52,11 @@ class Attempt(NamedTuple):
 
 
 class Writer(NamedTuple):
-    """An incarnation. A crash needs no action of its own: it is a writer that is never scheduled again,
-    and a pause is one that is not scheduled for a while. Every order of steps is explored."""
+    """An incarnation, described by the step it takes next and what it remembers.
+
+    A crash needs no action of its own: it is a writer that is never scheduled again,
+    and a pause is one that is not scheduled for a while. Every order of steps is explored.
+    """
 
     pc: str = "idle"
     number: int = 0  # the number of the entry it is creating
@@ -64,6 +67,7 @@ class Writer(NamedTuple):
     attempt: int = -1
     victim: int = -1  # the number of the checkpoint it is deleting
     named: tuple[int, ...] = ()  # the attempts that the ledger names, as it was listed
+    pending: tuple[int, ...] = ()  # the victims of decided deletions, as it was listed
     work: tuple[tuple[str, ...], ...] = ()  # what recovery still has to do: (what, name)
     saves: int = 0
     deletes: int = 0
@@ -158,6 +162,27 @@ def with_attempt(state: State, new: Attempt) -> State:
 def with_entry(state: State, new: Entry) -> State:
     others = [entry for entry in state.ledger if new.n == TOMBSTONE or entry.n != new.n]
     return state._replace(ledger=tuple(sorted([*others, new])))
+
+
+def mark(state: State, broken: str) -> State:
+    """The action under way breaks this invariant."""
+    return state._replace(bad=broken)
+
+
+def remove_file(state: State, key: int) -> State:
+    """The first of two steps of a removal. Durable at once: the order that does most harm."""
+    return with_attempt(state, attempt(state, key)._replace(shard="-"))
+
+
+def remove_rest(state: State, key: int) -> State:
+    return with_attempt(state, attempt(state, key)._replace(manifest="-").moved("x"))
+
+
+def unlink(state: State, *numbers: int) -> State:
+    """Only a deletion that tidies the ledger does this. Durable at once: the order that does most harm."""
+    kept = tuple(entry for entry in state.ledger if entry.n not in numbers)
+    acked = tuple(pair for pair in state.acked if pair[0] not in numbers)
+    return state._replace(ledger=kept, acked=acked, tidied=tuple(sorted({*state.tidied, *numbers})))
 
 
 def acknowledge(state: State, n: int, key: int) -> State:

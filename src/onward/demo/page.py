@@ -25,7 +25,7 @@ def render(result: DemoResult) -> str:
     seen = result.evidence
     holding = sum(proof.holds for proof in result.proofs)
     return page(
-        title="Onward: killed inside a save, resumed, the same run",
+        title="Killed inside a save, resumed: the same run",
         lead=LEAD,
         verdict=Verdict(result.ok, f"{holding} of {len(result.proofs)} claims proven"),
         sections=[

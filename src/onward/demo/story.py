@@ -24,7 +24,7 @@ from onward.demo.checks import check_sums, compare_runs, flip_bit
 from onward.demo.crash import Kill, kill_inside_save
 from onward.demo.evidence import Evidence
 from onward.demo.page import render
-from onward.demo.process import DemoFailed, Life, Trainer, training_command
+from onward.demo.process import DemoFailed, Trainer, training_command
 from onward.demo.proof import DemoResult, conclude
 from onward.errors import UsageError
 from onward.format.names import RunPlaces
@@ -198,9 +198,8 @@ class Story:
         self._progress.console.print(f"   [dim]{escape(text)}[/]", highlight=False, soft_wrap=True)
 
     def _say_kill(self, kill: Kill) -> None:
-        self._say(
-            f"SIGKILL {kill.delay * 1e3:.1f} ms into the save of step {kill.save.step} (one takes {kill.usual * 1e3:.0f} ms)"
-        )
+        instant, usual = f"{kill.delay * 1e3:.1f} ms", f"{kill.usual * 1e3:.0f} ms"
+        self._say(f"SIGKILL {instant} into the save of step {kill.save.step} (one takes {usual})")
         self._say(f"on disk: {kill.save.folder.name} with its intent, {kill.files} files, {kill.bytes / 1e6:.1f} MB")
         self._say(f"not on disk: ledger entry {kill.save.sequence}")
 
@@ -240,7 +239,7 @@ class Story:
         time.sleep(TICK_SECONDS / 4)
 
     def _wait(self, *trainers: Trainer) -> None:
-        while any([trainer.running for trainer in trainers]):
+        while any(trainer.running for trainer in trainers):
             self._pause()
         self._ticked = 0.0
         self._tick()

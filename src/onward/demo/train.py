@@ -191,23 +191,21 @@ def make_checkpointer(options: Options, training: Training, corpus: Corpus) -> o
         "noise": NOISE,
         "seed": options.seed,
     }
-    model_config = asdict(training.config)
+    triggers = onward.TriggerSettings(every_steps=options.every)
     return onward.Checkpointer(
-        onward.Config(store=options.store, run=options.run, every_steps=options.every),
+        onward.Config(store=options.store or "", run=options.run, triggers=triggers),
         model=training.model,
         optimizer=training.optimizer,
         scheduler=training.scheduler,
         data=training.loader,
         progress=training.progress,
         describe=onward.describe(
-            model_config=model_config,
+            model_config=training.config,
             tokenizer=corpus.tokenizer_identity(),
             dataset=corpus.dataset_identity(),
             hyperparameters=hyperparameters,
-            assets={
-                "vocabulary.json": corpus.vocabulary_asset(),
-                "training.json": json.dumps({"model": model_config, **hyperparameters}, indent=2).encode(),
-            },
+            assets={"vocabulary.json": corpus.vocabulary_asset()},
+            ties=[("tokens.weight", "head.weight")],
         ),
     )
 

@@ -1,9 +1,10 @@
 """Typed state: a tree of Python values to JSON and back, with every type exact.
 
 Plain JSON means itself: null, booleans, strings, integers up to 2**53, finite floats, lists, and objects whose keys
-do not begin with ``$``. Everything else is an object with one key, its tag: ``{"$tuple": [1, 2]}``. The order of an
-object's keys is the order of the dict, so whoever writes the tree must not sort it. Only exact types are encoded: a
-subclass may carry more than its base shows, and would come back as something else.
+do not begin with ``$``. Everything else is an object with one key, its tag: ``{"$tuple": [1, 2]}``. A dict whose keys
+are not sorted is such an other thing, a list of pairs under ``$dict``: JSON objects have no order that survives a
+canonical writer. Only exact types are encoded: a subclass may carry more than its base shows, and would come back as
+something else.
 
 What the codec does not know (tensors, and other types of torch) goes through a hook, the *leaf*. Decoding builds
 only the types listed here; nothing in a tree can make it import, call or allocate anything else.
@@ -143,6 +144,12 @@ def _plain_key(key: object) -> bool:
     return type(key) is str and not key.startswith("$") and not _lone_surrogates(key)
 
 
+def _is_object(value: dict[Any, object]) -> bool:
+    """Whether a dict can be a JSON object: plain keys, in the order that a canonical writer gives them anyway."""
+    keys = list(value)
+    return all(map(_plain_key, keys)) and keys == sorted(keys)
+
+
 # --- encoding --------------------------------------------------------------------------------------------------
 
 
@@ -211,7 +218,7 @@ class _Encoder:
         return [[self._key(key, path), self.value(element, (*path, key))] for key, element in value.items()]
 
     def dict_of(self, value: dict[Any, object], path: TypedPath) -> JsonTree:
-        if all(map(_plain_key, value)):
+        if _is_object(value):
             return {key: self.value(element, (*path, key)) for key, element in value.items()}
         return {"$dict": self.pairs(value, path)}
 
@@ -343,7 +350,7 @@ class _Decoder:
 
     def dict_of(self, tree: JsonTree, path: TypedPath) -> dict[Any, Any]:
         value = self.pairs(tree, path)
-        if all(map(_plain_key, value)):
+        if _is_object(value):
             _bad(path, "$dict for keys that need no tag")
         return value
 

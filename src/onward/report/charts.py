@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 from typing import Literal, NewType
 
 Markup = NewType("Markup", str)
@@ -19,7 +20,7 @@ Markup = NewType("Markup", str)
 Tone = Literal["quiet", "main", "second", "good", "bad"]
 
 WIDE, NARROW = 860, 350
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 34
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 40
 LANE = 54
 
 
@@ -73,30 +74,30 @@ def line_chart(
     height: int = 280,
 ) -> Markup:
     """Lines over each other on common axes, the first at the bottom, with a legend."""
-    points = [point for line in series for point in line.points]
+    points = [point for line in series for stretch in _stretches(line.points) for point in stretch]
     if not points:
         return _both(title, lambda width: (60, _text(width / 2, 34, "no data", "middle")))
-    x_ticks = {
-        width: ticks(min(x for x, _ in points), max(x for x, _ in points), width // 90) for width in (WIDE, NARROW)
-    }
+    left, right = min(x for x, _ in points), max(x for x, _ in points)
     y_ticks = ticks(min(y for _, y in points), max(y for _, y in points), 5)
 
     def draw(width: int) -> tuple[int, str]:
-        across = _scale(x_ticks[width], LEFT, width - RIGHT)
-        up = _scale(y_ticks, height - BOTTOM, TOP)
+        across = _scale(left, right, LEFT, width - RIGHT)
+        up = _scale(y_ticks[0], y_ticks[-1], height - BOTTOM, TOP)
+        x_ticks = [x for x in ticks(left, right, width // 90) if left <= x <= right]
         parts = [_rule(LEFT, up(y), width - RIGHT, up(y), "grid") for y in y_ticks]
         parts += [_text(LEFT - 8, up(y) + 4, number(y), "end") for y in y_ticks]
-        parts += [_text(across(x), height - BOTTOM + 18, number(x), "middle") for x in x_ticks[width]]
-        parts += [_text(width - RIGHT, height - 2, x_label, "end"), _text(LEFT + 4, TOP + 10, y_label, "start")]
-        for marker in markers:
-            x = across(marker.at)
-            right = x > width * 0.6
+        parts += [_text(across(x), height - BOTTOM + 18, number(x), "middle") for x in x_ticks]
+        parts += [_text(width - RIGHT, height - 4, x_label, "end"), _text(LEFT + 4, TOP + 10, y_label, "start")]
+        for row, marker in enumerate(markers):
+            x, y = across(marker.at), TOP + 28 + 17 * row
             parts.append(_rule(x, TOP, x, height - BOTTOM, f"marker tone-{marker.tone}"))
-            parts.append(_text(x - 5 if right else x + 5, TOP + 26, marker.label, "end" if right else "start"))
+            turned = x > width * 0.6
+            parts.append(_text(x - 5 if turned else x + 5, y, marker.label, "end" if turned else "start"))
         for line in series:
-            path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in line.points)
             kind = "broad" if line.broad else "fine"
-            parts.append(f'<polyline class="line {kind} tone-{line.tone}" points="{path}"/>')
+            for stretch in _stretches(line.points):
+                path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in stretch)
+                parts.append(f'<polyline class="line {kind} tone-{line.tone}" points="{path}"/>')
         return height, "".join(parts)
 
     return Markup(_both(title, draw) + _legend([(line.label, line.tone) for line in series]))
@@ -109,7 +110,7 @@ def timeline(lanes: Sequence[Lane], *, title: str, legend: Sequence[tuple[str, T
     def draw(width: int) -> tuple[int, str]:
         height = LANE * len(lanes) + BOTTOM
         marks = ticks(0.0, last, width // 90)
-        across = _scale(marks, 10, width - 24)
+        across = _scale(marks[0], marks[-1], 10, width - 24)
         parts = [_rule(across(x), 4, across(x), height - BOTTOM, "grid") for x in marks]
         parts += [_text(across(x), height - BOTTOM + 18, f"{number(x)} s", "middle") for x in marks]
         for row, lane in enumerate(lanes):
@@ -130,8 +131,6 @@ def timeline(lanes: Sequence[Lane], *, title: str, legend: Sequence[tuple[str, T
 
 def ticks(low: float, high: float, wanted: int) -> list[float]:
     """Round numbers that enclose ``low`` and ``high``, about ``wanted`` of them."""
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return [0.0, 1.0]
     if high <= low:
         high = low + (abs(low) or 1.0)
     raw = (high - low) / max(1, wanted)
@@ -146,10 +145,16 @@ def number(value: float) -> str:
     return f"{value:.6g}"
 
 
-def _scale(marks: Sequence[float], low: float, high: float) -> Callable[[float], float]:
-    """Maps the range of ``marks`` onto pixels."""
-    span = marks[-1] - marks[0]
-    return lambda value: low + (value - marks[0]) / span * (high - low)
+def _stretches(points: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """The points that can be drawn; where a value is no number the line has a gap."""
+    groups = groupby(points, key=lambda point: all(map(math.isfinite, point)))
+    return [list(group) for finite, group in groups if finite]
+
+
+def _scale(first: float, last: float, low: float, high: float) -> Callable[[float], float]:
+    """Maps ``first`` to the pixel ``low`` and ``last`` to ``high``; a single value goes to the middle."""
+    span = last - first
+    return lambda value: low + ((value - first) / span if span else 0.5) * (high - low)
 
 
 def _both(title: str, draw: Callable[[int], tuple[int, str]]) -> Markup:

@@ -32,7 +32,7 @@ table { border-collapse: collapse; width: 100%; font-size: .94rem; }
 th, td { text-align: left; vertical-align: top; padding: .45rem .7rem .45rem 0; border-top: 1px solid var(--edge);
   overflow-wrap: anywhere; }
 thead th { border-top: 0; color: var(--soft); font-weight: 500; font-size: .85rem; }
-tbody th { font-weight: 500; width: 30%; } td.good, td.bad { font-weight: 600; }
+tbody th { font-weight: 500; width: 26%; } td.good, td.bad { font-weight: 600; }
 pre { background: var(--paper); border: 1px solid var(--edge); border-radius: 8px; padding: .7rem .8rem;
   margin: .5rem 0; font-size: .84rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 .chart { width: 100%; height: auto; display: block; } .chart text { font-size: 13px; fill: var(--soft); }
@@ -49,6 +49,7 @@ pre { background: var(--paper); border: 1px solid var(--edge); border-radius: 8p
   font-size: .9rem; color: var(--soft); }
 .key { display: inline-block; width: .8em; height: .8em; border-radius: 3px; background: currentColor;
   margin-right: .45em; }
+@media (min-width: 701px) { td.good, td.bad { white-space: nowrap; padding-right: 1.4rem; } }
 @media (max-width: 700px) {
   .chart.wide { display: none; } .chart.narrow { display: block; }
   section { padding: .9rem .9rem; border-radius: 10px; }

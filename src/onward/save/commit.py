@@ -284,12 +284,15 @@ def _count_shards(store: Store, folder: str, record: RankRecord) -> int:
 def _write_assets(store: Store, folder: str, context: SaveContext) -> tuple[StoredFile, ...]:
     if not context.assets:
         return ()
-    place = f"{folder}/{ASSETS}"
-    store.make_folder(place)
+    names = [f"{ASSETS}/{name}" for name in sorted(context.assets)]
+    places = sorted({name[:at] for name in names for at, c in enumerate(name) if c == "/"})  # parents come first
+    for place in places:
+        store.make_folder(f"{folder}/{place}")
     stored: list[StoredFile] = []
-    for name in sorted(context.assets):
-        data = context.assets[name]
-        stored.append(codec.stored(f"{ASSETS}/{name}", data))
-        write_file(store, f"{place}/{name}", data)
-    store.sync_folder(place, Barrier.ATTEMPT_FOLDER)
+    for name in names:
+        data = context.assets[name.removeprefix(f"{ASSETS}/")]
+        stored.append(codec.stored(name, data))
+        write_file(store, f"{folder}/{name}", data)
+    for place in places:
+        store.sync_folder(f"{folder}/{place}", Barrier.ATTEMPT_FOLDER)
     return tuple(stored)

@@ -17,7 +17,7 @@ from onward.catalog.ledger import Ledger
 from onward.catalog.quarantine import record_verification
 from onward.catalog.reader import Place
 from onward.catalog.stamp import now
-from onward.errors import OnwardError, SaveFailed, StorageError, Superseded
+from onward.errors import ConfigurationError, OnwardError, SaveFailed, StorageError, Superseded
 from onward.policy.capacity import require_space
 from onward.records import FORMAT, CheckpointEntry, CheckpointInfo, LedgerEntry, VerifyReport, VoidEntry
 from onward.save.captured import Captured, SaveContext
@@ -36,11 +36,21 @@ class SaveSettings:
     Attributes:
         threads: Shard files that are hashed and written at once.
         verify_after_save: ``full`` reads every byte back from the medium after the commit; ``sizes`` checks sizes,
-            headers and the small files.
+                headers and the small files.
+        if_busy: What to do when a save is due and the one before is still being written: ``wait`` or ``skip``.
+        tolerate_failures: How many saves in a row may fail with no more than a warning; the next one raises.
     """
 
     threads: int = DEFAULT_THREADS
     verify_after_save: VerifyAfterSave = "full"
+    if_busy: Literal["wait", "skip"] = "wait"
+    tolerate_failures: int = 2
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigurationError(f"save.threads is {self.threads}; at least one thread must write")
+        if self.tolerate_failures < 0:
+            raise ConfigurationError(f"save.tolerate_failures is {self.tolerate_failures}; it counts saves")
 
 
 @dataclass(frozen=True)

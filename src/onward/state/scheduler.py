@@ -112,11 +112,15 @@ class SchedulerComponent:
         live = _fields(self._scheduler)
         if unknown := sorted(set(keep) - live.keys()):
             raise UsageError(f"{self.name}: no field {', '.join(unknown)} to keep")
-        kept = {field: live[field] for field in keep}
+        kept = {
+            field: (owner, name, getattr(owner, name))
+            for field in keep
+            for owner, name in _owner(self._scheduler, field)
+        }
         self._scheduler.load_state_dict(dict(saved["state"]))  # a copy: CyclicLR takes entries out of what it is given
-        for field, value in kept.items():
-            _put(self._scheduler, field, value)
-        self._shape_at_first.update({field: value for field, value in saved["shape"].items() if field not in kept})
+        for owner, name, value in kept.values():
+            setattr(owner, name, value)
+        self._shape_at_first.update({field: value for field, value in saved["shape"].items() if field not in keep})
 
     def _copied(self, field: str, value: object) -> object:
         try:
@@ -140,22 +144,23 @@ def _fields(scheduler: Any) -> dict[str, Any]:
     """Every field that may be part of the schedule's shape, by its path: ``T_max``, ``_schedulers.0.total_iters``."""
     hidden = _PROGRESS | {"_schedulers", "lr_lambdas", "_scale_fn_custom"}
     fields: dict[str, Any] = {key: value for key, value in scheduler.state_dict().items() if key not in hidden}
-    for index, function in enumerate(getattr(scheduler, "lr_lambdas", ())):
-        fields[f"lr_lambdas.{index}"] = _seen_of(function)
-    if (function := getattr(scheduler, "_scale_fn_custom", None)) is not None:
-        fields["_scale_fn_custom"] = _seen_of(function)
+    functions = {f"lr_lambdas.{index}": each for index, each in enumerate(getattr(scheduler, "lr_lambdas", ()))}
+    if (custom := getattr(scheduler, "_scale_fn_custom", None)) is not None:
+        functions["_scale_fn_custom"] = custom
+    for path, function in functions.items():
+        fields.update({f"{path}.{key}": value for key, value in _seen_of(function).items()})
     for index, child in enumerate(_children(scheduler)):
         fields.update({f"_schedulers.{index}.{field}": value for field, value in _fields(child).items()})
     return fields
 
 
-def _put(scheduler: Any, field: str, value: object) -> None:
+def _owner(scheduler: Any, field: str) -> list[tuple[Any, str]]:
+    """The object that has the field and its name there; none for what is seen of a function, which is never loaded."""
     *path, name = field.split(".")
-    if "lr_lambdas" in path or name == "_scale_fn_custom":
-        return  # functions are never loaded: the live one is in place already
-    for index in path[1::2]:
-        scheduler = scheduler._schedulers[int(index)]
-    setattr(scheduler, name, value)
+    owner = scheduler
+    for part in path:
+        owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
+    return [(owner, name)] if name in vars(owner) and not isinstance(owner, types.FunctionType) else []
 
 
 def _seen_of(function: Any) -> dict[str, Any]:
@@ -176,7 +181,7 @@ def _seen_of(function: Any) -> dict[str, Any]:
             # Small integers are left out: newer Pythons keep them in the bytecode, older ones among the constants.
             "constants": [c for c in function.__code__.co_consts if type(c) is float or (type(c) is int and c > 255)],
         }
-    return {"function": type(function).__qualname__, "names": {k: _plain(v) for k, v in vars(function).items()}}
+    return {"function": type(function).__qualname__, **{key: _plain(value) for key, value in vars(function).items()}}
 
 
 def _plain(value: object) -> Any:

@@ -162,6 +162,58 @@ def find_ties(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, Key]:
     return ties
 
 
+def find_conflicts(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
+    """Pairs of live tensors in one memory that ``saved`` would fill with values that contradict each other.
+
+    Saved tensors without data (on the meta device) are left out. Live ones that overlap themselves are compared
+    with those tied to them only.
+    """
+    ties = find_ties(live)
+    known = [name for name in live if nbytes(live[name]) and not saved[name].is_meta]
+    conflicts = [
+        (ties[name], name) for name in known if name in ties and not same_bytes(saved[name], saved[ties[name]])
+    ]
+    memories: dict[int, list[str]] = {}
+    for name in known:
+        if name not in ties and not overlaps_itself(live[name]):
+            memories.setdefault(live[name].untyped_storage().data_ptr(), []).append(name)
+    for names in memories.values():
+        names.sort(key=lambda name: _extent(live[name]))
+        cluster, end = names[:1], _extent(live[names[0]])[1]
+        for name in names[1:]:
+            start, stop = _extent(live[name])
+            if start >= end:
+                conflicts += _replay(cluster, live, saved)
+                cluster = []
+            cluster.append(name)
+            end = max(end, stop)
+        conflicts += _replay(cluster, live, saved)
+    return conflicts
+
+
+def _replay(
+    names: list[str], live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]
+) -> list[tuple[str, str]]:
+    """Fills a copy of the memory that ``names`` share, to see which value another one would spoil."""
+    if len(names) < 2:
+        return []
+    start = _extent(live[names[0]])[0] // 16 * 16  # a multiple of every item size
+    scratch = torch.empty(max(_extent(live[name])[1] for name in names) - start, dtype=torch.uint8, device="cpu")
+    views = {}
+    for name in names:
+        tensor = live[name]
+        offset = (_extent(tensor)[0] - start) // tensor.element_size()
+        view = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        views[name] = view.set_(scratch.untyped_storage(), offset, tuple(tensor.shape), tensor.stride())
+        write_bytes(views[name], saved[name])
+    return [(name, names[-1]) for name in names if not same_bytes(views[name], saved[name])]
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """First and last byte in its storage, of a tensor that has items."""
+    return int(tensor.storage_offset()) * tensor.element_size(), _last_byte(tensor)
+
+
 def _place(tensor: torch.Tensor) -> object:
     # The stride of a dimension of size 1 says nothing; conj and neg views share memory but not values.
     strides = tuple(stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)

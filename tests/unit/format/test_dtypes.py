@@ -81,5 +81,3 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(FormatError, match=r"layout.json names the unknown dtype '__class__'"):
         dtypes.require_readable("__class__", "layout.json")
     dtypes.require_readable("bfloat16", "layout.json")
-
-

@@ -190,6 +190,10 @@ def test_ties_are_found_by_memory_and_by_nothing_else() -> None:
     }
 
 
+class Mine(torch.Tensor):
+    pass
+
+
 class Wrapped(torch.Tensor):
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Wrapped:
@@ -210,7 +214,10 @@ def freed() -> torch.Tensor:
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "subclass": (lambda: Wrapped(torch.zeros(2)), "Wrapped, a tensor subclass"),
-    "plain subclass": (lambda: torch.zeros(2).as_subclass(type("Mine", (torch.Tensor,), {})), "Mine, a tensor subclass"),
+    "plain subclass": (
+        lambda: torch.zeros(2).as_subclass(Mine),
+        "Mine, a tensor subclass",
+    ),
     "sparse": (lambda: torch.eye(2).to_sparse(), "layout sparse_coo"),
     "csr": (lambda: torch.eye(2).to_sparse_csr(), "layout sparse_csr"),
     "mkldnn": (lambda: torch.zeros(2).to_mkldnn(), "layout mkldnn"),
@@ -250,7 +257,7 @@ def test_tensors_inside_a_transform_are_refused() -> None:
 def test_distributed_tensors_are_refused_as_not_yet() -> None:
     from torch.distributed.tensor import DTensor
 
-    with pytest.raises(UnsupportedState, match="DTensor.*yet"):
+    with pytest.raises(UnsupportedState, match=r"DTensor.*yet"):
         tensors.require_supported(("x",), torch.empty(0).as_subclass(DTensor))
 
 
