@@ -106,6 +106,7 @@ class OpenCheckpoint:
     manifest: Manifest
     manifest_sha256: str
     sums: dict[str, str]
+    sums_sha256: str
     layout: Layout
     records: tuple[RankRecord, ...]
 
@@ -177,7 +178,8 @@ def open_folder(place: Place, *, manifest_sha256: str | None = None, sums_sha256
     """
     manifest_bytes = place.read(MANIFEST, manifest_sha256, LIMITS[MANIFEST])
     manifest = place.decoded(decode_manifest, manifest_bytes, MANIFEST)
-    sums = place.decoded(decode_sums, place.read(SUMS, sums_sha256, LIMITS[SUMS]), SUMS)
+    sums_bytes = place.read(SUMS, sums_sha256, LIMITS[SUMS])
+    sums = place.decoded(decode_sums, sums_bytes, SUMS)
     if sums.get(MANIFEST) != sha256(manifest_bytes):
         raise DamagedFile(place.finding(SUMS, f"it does not name this {MANIFEST}"))
     layout_bytes = place.read(LAYOUT, manifest.layout_sha256, LIMITS[LAYOUT])
@@ -201,6 +203,7 @@ def open_folder(place: Place, *, manifest_sha256: str | None = None, sums_sha256
         manifest=manifest,
         manifest_sha256=sha256(manifest_bytes),
         sums=sums,
+        sums_sha256=sha256(sums_bytes),
         layout=layout,
         records=tuple(records),
     )

@@ -40,6 +40,7 @@ class Barrier(StrEnum):
     LEDGER_DELETE = "a checkpoint still listed, but half deleted, after a power cut"
     LEDGER_BELIEVED = "work built on an entry that vanishes with the power"
     RUN_FOLDER = "a run whose folders vanish with the power, and its commits with them"
+    ADOPTED = "an adopted checkpoint whose copied bytes never reached the disk"
     RECEIPT = "a receipt or an attempt's story that is there and empty after a power cut"
     DELETED_MANIFEST = "a deleted checkpoint of which no description is left"
 
@@ -134,6 +135,10 @@ class Store(Protocol):
         """Makes the names in a folder durable."""
         ...
 
+    def sync_file(self, path: str, barrier: Barrier) -> None:
+        """Makes the bytes of a file durable that somebody else has written."""
+        ...
+
     def rename_folder(self, path: str, to: str) -> None:
         """Renames a folder in one act; ``AlreadyExists`` when the target is there."""
         ...
@@ -168,6 +173,17 @@ def remove_tree(store: Store, folder: str) -> None:
         else:
             store.remove(path)
     store.remove_folder(folder)
+
+
+def sync_tree(store: Store, folder: str, barrier: Barrier) -> None:
+    """Makes a folder durable that somebody else has written, with all that is in it."""
+    for entry in store.list(folder):
+        path = f"{folder}/{entry.name}"
+        if entry.kind == "folder":
+            sync_tree(store, path, barrier)
+        elif entry.kind == "file":
+            store.sync_file(path, barrier)
+    store.sync_folder(folder, barrier)
 
 
 def walk_files(store: Store, folder: str, prefix: str = "") -> list[tuple[str, Entry]]:

@@ -78,6 +78,10 @@ class MemoryStore:
             if path not in self.folders:
                 raise NotFound(f"fsync {self.url}/{path}: not found")
 
+    def sync_file(self, path: str, barrier: Barrier) -> None:
+        with self._lock:
+            self._file(path)
+
     def rename_folder(self, path: str, to: str) -> None:
         with self._lock:
             if path not in self.folders:

@@ -167,6 +167,10 @@ class PosixStore:
         with self._folder(path) as fd, self._errors("fsync", path):
             self.calls.fsync(fd, path, barrier.name)
 
+    def sync_file(self, path: str, barrier: Barrier) -> None:
+        with self._opened(path) as fd, self._errors("fsync", path):
+            self.calls.fsync(fd, path, barrier.name)
+
     def rename_folder(self, path: str, to: str) -> None:
         if _parent(path) != _parent(to):
             raise StorageError(f"{path} and {to} do not lie in one folder")

@@ -44,6 +44,9 @@ class ReadOnlyStore:
         # A reader syncs the ledger before it believes it; that changes nothing, and may be refused to a reader.
         self._inner.sync_folder(path, barrier)
 
+    def sync_file(self, path: str, barrier: Barrier) -> None:
+        self._inner.sync_file(path, barrier)
+
     def rename_folder(self, path: str, to: str) -> None:
         self._refuse(path)
 
