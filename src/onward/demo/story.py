@@ -32,10 +32,10 @@ from onward.records import CheckpointInfo, VerifyReport
 from onward.upkeep.verify import verify
 
 PLACES = RunPlaces("demo")
-STEPS = 130
+STEPS = 110
 EVERY = 20
-"""The last commit is of step 120: behind it lie steps that a drill can repeat and compare."""
-KILLED_SAVES = (60, 80)
+"""The last commit is of step 100: behind it lie steps that a drill can repeat and compare."""
+KILLED_SAVES = (40, 60)
 """One of these saves is cut off: there are commits before it, and saves behind it if the instant comes too late."""
 FALLBACK_STEPS = 5
 TICK_SECONDS = 0.2
@@ -142,11 +142,12 @@ class Story:
         self._act(3, "started again, with the same command")
         second = self._start("run-2", *_saving(store))
         self._say_resume(second)
-        self._wait(reference, second)
+        self._wait(reference)
+        # The negative control starts as soon as there is a core for it; its story comes last.
+        control = self._start("control", *_saving(after_kill), "--skip-rng")
+        self._wait(second)
 
         self._act(4, "compared with the reference, by a process that does not import onward")
-        # Meanwhile the negative control runs: the machine would be idle otherwise.
-        control = self._start("control", *_saving(after_kill), "--skip-rng")
         before = compare_runs(reference.log, first.log, log_only=True)
         after = compare_runs(reference.log, second.log)
         for part in after.parts:
