@@ -340,7 +340,10 @@ class Receipt(Frozen, frozen=True, kw_only=True):
 
 
 class LeaseRecord(Frozen, frozen=True, kw_only=True):
-    """For people, not for safety: who is running the run now. ``counter`` is advanced by its owner."""
+    """For people, not for safety: who is running the run now. ``counter`` is advanced by its owner.
+
+    ``writer_pid`` and ``writer_started`` name the writer process, 0 and empty without one: it may outlive the owner.
+    """
 
     format: int
     run: str
@@ -352,6 +355,8 @@ class LeaseRecord(Frozen, frozen=True, kw_only=True):
     counter: int
     lease_seconds: float
     since: str
+    writer_pid: int = 0
+    writer_started: str = ""
 
 
 class RunRecord(Frozen, frozen=True, kw_only=True):

@@ -38,12 +38,20 @@ class ModelComponent:
         self.name = name
         self.module = module
 
-    def state(self) -> dict[str, object]:
-        """Canonical name → live tensor or extra state."""
-        return {
-            name: value.detach() if isinstance(value, torch.Tensor) else value
-            for name, value in self._entries().items()
-        }
+    def state(self) -> dict[str, Any]:
+        """Canonical name → the very parameter or buffer of the model, or extra state."""
+        raw = self.module.state_dict(keep_vars=True)
+        names = canonical_names(self.module, raw)
+        own = {id(tensor): tensor for tensor in (*self.module.parameters(), *self.module.buffers())}
+        extra = self._extra_states()
+        for name, value in raw.items():
+            if names[name] not in extra and id(value) not in own and not _is_view(value, own.values()):
+                raise UnsupportedState(
+                    f"{self._at(names[name])} is made by a state_dict hook and is no memory of the model, so it cannot "
+                    "be restored in place",
+                    next_step="register the model as an object with state_dict and load_state_dict (ObjectComponent)",
+                )
+        return {names[name]: value for name, value in raw.items()}
 
     def counters(self) -> dict[str, int | float]:
         """A model counts nothing itself."""
@@ -53,7 +61,7 @@ class ModelComponent:
         """Missing and unexpected names, shapes, dtypes, and shared memory that would be given two values."""
         if not isinstance(saved, dict):
             return [f"{self.name}: the saved state is a {type(saved).__name__}, not the entries of a model"]
-        live = self._entries()
+        live = self.state()
         if (live or saved) and not live.keys() & saved.keys():
             return [
                 f"{self.name}: none of the {len(saved)} saved names ({_examples(saved)}) is among the {len(live)} of "
@@ -81,7 +89,7 @@ class ModelComponent:
             raise IncompatibleState("; ".join(problems))
         assert isinstance(saved, dict)
         settable = self._extra_states()
-        live = _shared_values(self._entries(), settable)
+        live = _shared_values(self.state(), settable)
         ties = exact.find_ties(live)
         with torch.no_grad():
             for name, tensor in live.items():
@@ -97,21 +105,6 @@ class ModelComponent:
 
     def _at(self, name: str) -> str:
         return readable((self.name, name))
-
-    def _entries(self) -> dict[str, Any]:
-        """Canonical name → the very parameter or buffer of the model, or extra state."""
-        raw = self.module.state_dict(keep_vars=True)
-        names = canonical_names(self.module, raw)
-        own = {id(tensor): tensor for tensor in (*self.module.parameters(), *self.module.buffers())}
-        extra = self._extra_states()
-        for name, value in raw.items():
-            if names[name] not in extra and id(value) not in own and not _is_view(value, own.values()):
-                raise UnsupportedState(
-                    f"{self._at(names[name])} is made by a state_dict hook and is no memory of the model, so it cannot "
-                    "be restored in place",
-                    next_step="register the model as an object with state_dict and load_state_dict (ObjectComponent)",
-                )
-        return {names[name]: value for name, value in raw.items()}
 
     def _extra_states(self) -> dict[str, nn.Module | None]:
         """Canonical name → the module that takes that extra state back; None if it can only give it."""

@@ -171,7 +171,9 @@ def find_conflicts(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.T
     ties = find_ties(live)
     known = [name for name in live if nbytes(live[name]) and not saved[name].is_meta]
     conflicts = [
-        (ties[name], name) for name in known if name in ties and not same_bytes(saved[name], saved[ties[name]])
+        (ties[name], name)
+        for name in known
+        if name in ties and saved[name] is not saved[ties[name]] and not same_bytes(saved[name], saved[ties[name]])
     ]
     memories: dict[int, list[str]] = {}
     for name in known:

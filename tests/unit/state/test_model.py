@@ -500,7 +500,7 @@ def test_objects_that_cannot_be_restored_are_refused_at_registration() -> None:
             return {}
 
     for target in (Half(), object(), 3, (1, 2), "text"):
-        with pytest.raises(ConfigurationError, match="x .* cannot be restored"):
+        with pytest.raises(ConfigurationError, match=r"x .* cannot be restored"):
             ObjectComponent("x", target)
     assert ObjectComponent("x", {}).check([1]) == ["x: saved a list, live a dict"]
     assert ObjectComponent("x", []).check({}) == ["x: saved a dict, live a list"]
