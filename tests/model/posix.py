@@ -112,9 +112,16 @@ class Posix(Protocol):
         s, found = self._folder(s, w)
         if found is None:
             yield "finds its folder gone", self.save_ended(w), s
-        else:
-            file = "n" if self.rules.fsync_shards else "c"
-            yield "writes shards", w._replace(pc="manifest"), with_attempt(s, found._replace(shard=file))
+            return
+        file = "n" if self.rules.fsync_shards else "c"
+        new = w._replace(pc="manifest")
+        yield "writes shards", new, with_attempt(s, found._replace(shard=file))
+        if w.fails:
+            # After a failed fsync the kernel may drop the pages and call the next fsync a success.
+            file = "n" if self.rules.failed_fsync_not_retried else "c"
+            how = "under a new name" if self.rules.failed_fsync_not_retried else "by another fsync"
+            after = with_attempt(s, found._replace(shard=file))
+            yield f"fails to sync shards, tries again {how}", new._replace(fails=w.fails - 1), after
 
     def _write_manifest(self, s: State, i: int, w: Writer) -> Steps:
         if w.fails:

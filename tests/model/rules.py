@@ -40,6 +40,7 @@ class Rules:
     fsync_ledger_before_believing: bool = True  # a reader, after listing, before it reads what it saw
     fsync_before_choosing_victims: bool = True  # after listing, before choosing what to delete
     fsync_shards: bool = True
+    failed_fsync_not_retried: bool = True  # off: a second fsync of the same file, which answers "ok", is believed
     fsync_manifest: bool = True
     fsync_attempt_folder: bool = True  # the names of the files inside it
     fsync_checkpoints_after_rename: bool = True

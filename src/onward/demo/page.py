@@ -125,10 +125,7 @@ def _way_back(seen: Evidence) -> Markup:
 
 
 def _flip(seen: Evidence) -> Markup:
-    rows = [
-        (finding.code, finding.tier, finding.file, finding.tensor, finding.message)
-        for finding in seen.verified.findings
-    ]
+    rows = [(f"{f.tier}: {f.file}", f.tensor, f.message) for f in seen.verified.findings]
     resumed = seen.fallback.resumed or {}
     refused = [f"{item['folder']}: {'; '.join(item['reasons'])}" for item in resumed.get("rejected", [])]
     return join(
@@ -142,7 +139,7 @@ def _flip(seen: Evidence) -> Markup:
                 "used instead": str(resumed.get("checkpoint")),
             }
         ),
-        table(("finding", "tier", "file", "tensor", "message"), rows),
+        table(("found in", "tensor", "message"), rows),
     )
 
 

@@ -69,7 +69,7 @@ class Trainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.running:
+        if self._process.poll() is None:
             self.kill()
 
     @property

@@ -22,6 +22,7 @@ Tone = Literal["quiet", "main", "second", "good", "bad"]
 WIDE, NARROW = 860, 350
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 40
 LANE = 54
+LETTER = 7
 
 
 @dataclass(frozen=True)
@@ -109,15 +110,15 @@ def timeline(lanes: Sequence[Lane], *, title: str, legend: Sequence[tuple[str, T
 
     def draw(width: int) -> tuple[int, str]:
         height = LANE * len(lanes) + BOTTOM
-        marks = ticks(0.0, last, width // 90)
-        across = _scale(marks[0], marks[-1], 10, width - 24)
+        marks = [at for at in ticks(0.0, last, width // 90) if at <= last]
+        across = _scale(0.0, last, 10, width - 24)
         parts = [_rule(across(x), 4, across(x), height - BOTTOM, "grid") for x in marks]
         parts += [_text(across(x), height - BOTTOM + 18, f"{number(x)} s", "middle") for x in marks]
         for row, lane in enumerate(lanes):
             top = row * LANE
             start, end = across(lane.start), across(lane.end)
-            # A label stands above its bar, and turns to the left where it would leave the picture.
-            turned = start > width * 0.55
+            # A label stands above its bar, and ends with it where it would leave the picture.
+            turned = start + LETTER * len(lane.label) > width
             parts.append(_text(end if turned else start, top + 18, lane.label, "end" if turned else "start"))
             parts.append(
                 f'<rect class="bar tone-{lane.tone}" x="{start:.1f}" y="{top + 26}" rx="4" '

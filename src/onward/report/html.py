@@ -35,7 +35,8 @@ thead th { border-top: 0; color: var(--soft); font-weight: 500; font-size: .85re
 tbody th { font-weight: 500; width: 26%; } td.good, td.bad { font-weight: 600; }
 pre { background: var(--paper); border: 1px solid var(--edge); border-radius: 8px; padding: .7rem .8rem;
   margin: .5rem 0; font-size: .84rem; white-space: pre-wrap; overflow-wrap: anywhere; }
-.chart { width: 100%; height: auto; display: block; } .chart text { font-size: 13px; fill: var(--soft); }
+.chart { width: 100%; height: auto; display: block; } .chart text { font-size: 13px;
+  fill: var(--soft); stroke: var(--card); stroke-width: 3px; paint-order: stroke; }
 .chart.narrow { display: none; max-width: 460px; margin: 0 auto; } .chart.narrow text { font-size: 12px; }
 .tone-quiet { color: var(--quiet); } .tone-main { color: var(--main); } .tone-second { color: var(--second); }
 .tone-good { color: var(--good); } .tone-bad { color: var(--bad); }

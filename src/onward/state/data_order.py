@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from onward.format.digests import xxh3
-from onward.state.rng import host_state_kept, seed_from, seed_host
+from onward.state.rng import host_state_kept, seed_from, seed_host, words_of
 
 SampleKey = tuple[int, int]
 """(epoch, index into the dataset): all that a worker needs to make a sample, random augmentation included."""
@@ -101,7 +101,7 @@ class Order:
         # The legacy generator, because numpy has frozen its stream: the newer one may shuffle otherwise after an
         # upgrade, in the middle of an epoch. Narrow integers halve what is the largest object of a big dataset.
         order = np.arange(self._length, dtype=np.uint32 if self._length <= 2**32 else np.int64)
-        np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32]).shuffle(order)
+        np.random.RandomState(words_of(seed)).shuffle(order)
         return order
 
 

@@ -46,9 +46,10 @@ def set_host_state(state: Mapping[str, Any]) -> None:
 
 def seed_host(seed: int) -> None:
     """Seeds the three global generators of the host, and no accelerator: ``torch.manual_seed`` would seed those too."""
-    random.seed(seed)
-    np.random.seed([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF])
-    torch.default_generator.manual_seed(seed)
+    # Each from a seed of its own: Python and numpy seed the same algorithm alike, and would draw the same numbers.
+    random.seed(seed_from("python", seed))
+    np.random.seed(words_of(seed_from("numpy", seed)))
+    torch.default_generator.manual_seed(seed_from("torch", seed))
 
 
 @contextmanager
@@ -64,6 +65,11 @@ def host_state_kept() -> Iterator[None]:
 def seed_from(*parts: int | str) -> int:
     """A seed of 63 bits from the parts; near parts give unrelated seeds, the same on every machine."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big") >> 1
+
+
+def words_of(seed: int) -> list[int]:
+    """A seed as numpy's legacy generator takes one of more than 32 bits."""
+    return [seed & 0xFFFFFFFF, seed >> 32]
 
 
 def derive(saved: object, rank: int, world: int) -> int:

@@ -239,7 +239,7 @@ class _Builder:
             raise FormatError(f"{len(raw)} bytes are no tensor of dtype {dtype} and shape {shape}")
         try:
             tensor = exact.empty(dtype, shape)
-        except RuntimeError:  # an empty tensor with sizes that torch cannot hold
+        except ValueError:  # an empty tensor with sizes that torch cannot hold
             raise FormatError(f"impossible tensor shape {shape}") from None
         exact.as_bytes(tensor)[:] = raw
         return tensor

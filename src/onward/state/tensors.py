@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 import torch
@@ -85,8 +86,12 @@ def nbytes(tensor: torch.Tensor) -> int:
 
 
 def empty(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """A new contiguous CPU tensor of a logical dtype, its contents undefined."""
-    return torch.empty(shape, dtype=torch_dtype(dtype), device="cpu")
+    """A new contiguous CPU tensor of a logical dtype, its contents undefined; ValueError if it cannot exist."""
+    if prod(max(size, 1) for size in shape) >= 2**63 or min(shape, default=0) < 0:
+        raise ValueError(f"no tensor can have the shape {shape}")
+    # Not torch.empty: with deterministic algorithms on it fills the memory, which takes long and fails for some dtypes.
+    memory = torch.UntypedStorage(prod(shape) * dtypes.itemsize(dtype), device="cpu")  # type: ignore[no-untyped-call]
+    return _over(memory, torch_dtype(dtype), shape)
 
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
@@ -111,7 +116,7 @@ def copy_into(tensor: torch.Tensor, dest: memoryview | torch.Tensor) -> None:
         raise ValueError(f"{nbytes(tensor)} bytes of tensor cannot be copied into {view.nbytes} {kind} bytes")
     if view.nbytes:
         target = torch.from_numpy(np.frombuffer(view, dtype=np.uint8))
-        _copy_bits(tensor, _over(target, tensor.dtype, tuple(tensor.shape)))
+        _copy_bits(tensor, _over(target.untyped_storage(), tensor.dtype, tuple(tensor.shape)))
 
 
 def write_bytes(tensor: torch.Tensor, source: torch.Tensor) -> None:
@@ -205,7 +210,7 @@ def _replay(
     for name in names:
         tensor = live[name]
         offset = (_extent(tensor)[0] - start) // tensor.element_size()
-        view = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        view = _blank(tensor.dtype)
         views[name] = view.set_(scratch.untyped_storage(), offset, tuple(tensor.shape), tensor.stride())
         write_bytes(views[name], saved[name])
     return [(name, names[-1]) for name in names if not same_bytes(views[name], saved[name])]
@@ -255,12 +260,16 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=carrier, device=tensor.device).set_(tensor.untyped_storage(), offset, shape, strides)
 
 
-def _over(row: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A contiguous tensor of the given dtype and shape over a row of bytes that starts its storage."""
+def _over(memory: torch.UntypedStorage, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A contiguous CPU tensor of the given dtype and shape from the beginning of a storage."""
     strides = [1] * len(shape)
     for dimension in range(len(shape) - 2, -1, -1):
         strides[dimension] = strides[dimension + 1] * max(shape[dimension + 1], 1)
-    return torch.empty(0, dtype=dtype, device=row.device).set_(row.untyped_storage(), 0, shape, tuple(strides))
+    return _blank(dtype).set_(memory, 0, shape, tuple(strides))
+
+
+def _blank(dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device="cpu").view(dtype).data  # see ``empty``
 
 
 def _copy_bits(source: torch.Tensor, target: torch.Tensor) -> None:

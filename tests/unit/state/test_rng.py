@@ -318,18 +318,19 @@ def test_derived_seeds_are_the_same_in_another_process() -> None:
         "from onward.state.rng import derive, seed_from; import torch, numpy;"
         "print(derive({'b': torch.arange(3), 'a': (1, numpy.ones(2)), 'c': [None, 2.5, 'x']}, 2, 3), seed_from('a', 1))"
     )
-    results = {subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(2)}
+    result = subprocess.check_output([sys.executable, "-c", code], text=True)
     state = {"a": (1, np.ones(2)), "b": torch.arange(3), "c": [None, 2.5, "x"]}
-    assert results == {f"{derive(state, 2, 3)} {seed_from('a', 1)}\n"}
+    assert result == f"{derive(state, 2, 3)} {seed_from('a', 1)}\n"
 
 
-def test_near_seeds_give_unrelated_draws() -> None:
+def test_near_seeds_give_unrelated_draws_and_so_do_the_libraries() -> None:
+    """Python and numpy run the same algorithm: seeded alike, they would draw the same numbers."""
     firsts = set()
     for index in range(200):
         seed_host(seed_from("sample", 0, 0, index))
         firsts.add((random.random(), float(np.random.rand()), float(torch.rand(1))))
     values = np.array(sorted(firsts))
-    assert len(firsts) == 200 and np.all(np.abs(values.mean(0) - 0.5) < 0.1)
+    assert len(np.unique(values)) == 600 and np.all(np.abs(values.mean(0) - 0.5) < 0.1)
 
 
 def test_host_state_kept_leaves_no_trace_even_of_an_error() -> None:

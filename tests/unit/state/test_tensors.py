@@ -310,6 +310,20 @@ def test_the_default_device_and_dtype_do_not_matter() -> None:
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_deterministic_algorithms_do_not_matter(name: str) -> None:
+    """T113: torch then fills new memory, which it cannot for every dtype."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        tensor = filled(name, (2, 3))
+        assert copied(tensor.t()) == item_by_item(tensor.t())
+        target = tensors.empty(name, (2, 3))
+        tensors.write_bytes(target, tensor)
+        assert item_by_item(target) == item_by_item(tensor)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_copying_needs_no_grad_and_leaves_no_trace() -> None:
     parameter = torch.nn.Parameter(torch.randn(3))
     assert copied(parameter) == item_by_item(parameter)
@@ -351,6 +365,22 @@ def test_dtype_names_are_those_of_torch_without_the_prefix() -> None:
         tensors.dtype_name(torch.qint8)
     with pytest.raises(UnsupportedState, match="'load'"):
         tensors.torch_dtype("load")
+
+
+@pytest.mark.parametrize("shape", [(0, 2**62, 2**62), (2**40, 2**40), (-1,), (2, -1)])
+def test_impossible_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="no tensor can have the shape"):
+        tensors.empty("float32", shape)
+
+
+def test_new_tensors_are_independent_and_contiguous() -> None:
+    tensor = tensors.empty("bfloat16", (2, 0, 3))
+    assert tensor.is_contiguous()
+    tensor = tensors.empty("float32", (2, 3))
+    assert tensor.is_contiguous()
+    assert tensor._base is None
+    assert tensor.untyped_storage().nbytes() == 24
+    assert tensor.requires_grad_().is_leaf
 
 
 def test_writing_refuses_another_dtype_or_shape() -> None:

@@ -1,0 +1,184 @@
+"""What is shown of checkpoints: each table is made from records alone, and is told what time it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from onward.records import AttemptOutcome, CheckpointInfo, Coverage, Finding, JsonTree, Layout, Manifest, Receipt
+from onward.report.tables import Column, Table, age, counted, facts, flat, flattened, size
+
+
+def receipts_summary(receipts: Sequence[Receipt]) -> str:
+    """Which kinds of receipts there are, and how many: ``verified ×2, loaded``."""
+    kinds = Counter(receipt.kind for receipt in receipts)
+    return ", ".join(kind if count == 1 else f"{kind} ×{count}" for kind, count in kinds.items())
+
+
+def coverage_line(coverage: Coverage) -> str:
+    """How much was really looked at."""
+    return (
+        f"looked at {coverage.files:,} of {counted(coverage.files_total, 'file')}, "
+        f"{coverage.bytes:,} of {counted(coverage.bytes_total, 'byte')} ({coverage.method})"
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a listing; ``sequence`` is None for what the ledger does not know."""
+
+    step: int | None
+    sequence: int | None
+    since: str
+    status: str
+    folder: str
+    birth_class: str = "?"
+    bytes: int | None = None
+    verified: str = ""
+    receipts: str = ""
+
+
+def checkpoint_row(info: CheckpointInfo, manifest: Manifest | None) -> Row:
+    """A checkpoint of the ledger; without its manifest, size and class are not known."""
+    return Row(
+        step=info.step,
+        sequence=info.sequence,
+        since=info.committed,
+        status=info.status,
+        folder=info.folder,
+        birth_class=manifest.birth_class if manifest else "?",
+        bytes=manifest.total_bytes if manifest else None,
+        verified=info.verified,
+        receipts=receipts_summary(info.receipts),
+    )
+
+
+def checkpoint_table(rows: Sequence[Row], now: datetime) -> Table:
+    """A listing, in the order of the ledger; what the ledger does not know comes last."""
+    columns = (
+        Column("step", right=True),
+        Column("seq", right=True),
+        Column("age", right=True, rank=1),
+        Column("class", rank=3, least=8),
+        Column("size", right=True, rank=2),
+        Column("status", toned=True),
+        Column("verified", toned=True),
+        Column("receipts", rank=4, least=16),
+        Column("folder", least=21),
+    )
+    ordered = sorted(rows, key=lambda row: (row.sequence is None, row.sequence or 0, row.folder))
+    cells = tuple(
+        (
+            "?" if row.step is None else str(row.step),
+            "-" if row.sequence is None else str(row.sequence),
+            age(row.since, now),
+            row.birth_class,
+            size(row.bytes),
+            row.status,
+            row.verified,
+            row.receipts,
+            row.folder,
+        )
+        for row in ordered
+    )
+    return Table(columns, cells)
+
+
+def finding_table(findings: Sequence[Finding], heading: str = "") -> Table:
+    """What is wrong, and where: file, tensor and rank are named wherever they are known."""
+    columns = (
+        Column("tier", rank=2),
+        Column("file", least=12, fold=True),
+        Column("tensor", least=10, fold=True, rank=1),
+        Column("rank", right=True, rank=3),
+        Column("what", least=24, fold=True),
+    )
+    rows = tuple(
+        (f.tier, f.file or f.checkpoint, f.tensor, "" if f.rank is None else str(f.rank), f.message) for f in findings
+    )
+    used = [at for at in range(len(columns)) if columns[at].rank == 0 or any(row[at] for row in rows)]
+    return Table(tuple(columns[at] for at in used), tuple(tuple(row[at] for at in used) for row in rows), heading)
+
+
+def outcome_table(outcomes: Sequence[AttemptOutcome], heading: str = "") -> Table:
+    """How attempts ended that did not become checkpoints."""
+    columns = (Column("step", right=True), Column("seq", right=True), Column("outcome"), Column("why", fold=True, least=24))
+    return Table(columns, tuple((str(o.step), str(o.sequence), o.outcome, o.reason) for o in outcomes), heading)
+
+
+def receipt_table(receipts: Sequence[Receipt], now: datetime) -> Table:
+    """The receipts of one checkpoint, oldest first."""
+    columns = (
+        Column("age", right=True),
+        Column("receipt"),
+        Column("tier", rank=2),
+        Column("by", rank=1, least=12),
+        Column("details", fold=True, least=20),
+    )
+    rows = tuple((age(r.time, now), r.kind, r.tier, r.actor, _gist(r.details)) for r in receipts)
+    return Table(columns, rows, heading="receipts")
+
+
+def _gist(details: JsonTree) -> str:
+    """What a receipt says in short: its reason where it has one, else its plain values."""
+    if not isinstance(details, dict):
+        return flat(details)
+    if details.get("reason"):
+        return str(details["reason"])
+    return flat({k: v for k, v in details.items() if v and isinstance(v, str | int | float) and v is not True})
+
+
+# --- one checkpoint ----------------------------------------------------------------------------------------------
+
+
+def manifest_facts(manifest: Manifest, now: datetime) -> Table:
+    """A manifest as a person reads it; components, description and files have tables of their own."""
+    described = {"data position": "" if manifest.data_position is None else flat(manifest.data_position)}
+    return facts(
+        {
+            "run": manifest.run,
+            "checkpoint": manifest.checkpoint,
+            "step": f"{manifest.global_step:,} completed" + (f", epoch {manifest.epoch}" if manifest.epoch else ""),
+            "sequence": f"{manifest.sequence}" + (f", after {manifest.parent}" if manifest.parent else ", the first"),
+            "class": f"{manifest.birth_class} ({manifest.reason})" if manifest.reason else manifest.birth_class,
+            "kind": manifest.kind,
+            "size": f"{size(manifest.total_bytes)} in {counted(manifest.actual_files, 'shard file')}",
+            "ranks": f"{manifest.actual_ranks} of {manifest.expected_ranks}",
+            "captured": f"{manifest.capture_started} ({age(manifest.capture_started, now)} ago)",
+            "training began": manifest.training_started,
+            **described,
+        }
+    )
+
+
+def description_table(manifest: Manifest) -> Table:
+    """What the user said the run is."""
+    names = ("model_config", "tokenizer", "dataset", "hyperparameters", "code", "environment")
+    tree = {name: value for name in names if (value := getattr(manifest.description, name)) is not None}
+    return facts(flattened(tree), heading="description") if tree else facts({})
+
+
+def component_table(manifest: Manifest) -> Table:
+    """The components with their counters."""
+    columns = (Column("component"), Column("kind"), Column("scope", rank=1), Column("counters", fold=True, least=20))
+    rows = tuple((tag.name, tag.kind, tag.scope, flat(dict(tag.counters))) for tag in manifest.components)
+    return Table(columns, rows, heading="components")
+
+
+def tensor_table(layout: Layout, sizes: Mapping[str, int]) -> Table:
+    """Every tensor; a tied one names the tensor that holds its bytes."""
+    columns = (
+        Column("tensor", least=24, fold=True),
+        Column("dtype"),
+        Column("shape"),
+        Column("bytes", right=True),
+        Column("tied to", rank=1, least=12, fold=True),
+    )
+    rows = tuple(
+        (t.key, t.dtype, "×".join(map(str, t.shape)) or "scalar", f"{sizes[t.key]:,}", t.tie or "")
+        for t in layout.tensors
+    )
+    used = len(columns) if any(tensor.tie for tensor in layout.tensors) else len(columns) - 1
+    return Table(columns[:used], tuple(row[:used] for row in rows), heading="tensors")

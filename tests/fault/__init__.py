@@ -1,0 +1,1 @@
+"""Faults: what is left on the disk, and what loads, whatever goes wrong at whichever moment."""

@@ -1,0 +1,117 @@
+"""A small training state made by hand, and a reader of checkpoints that shares no code with Onward's own.
+
+No torch here: the processes of the sweeps are forked many hundred times, and what is tested needs none of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Mapping
+from math import prod
+
+import safetensors
+
+from onward.format.dtypes import itemsize, stored_dtype
+from onward.records import FORMAT, ComponentTag, Description, Layout, TensorLayout
+from onward.save import shards
+from onward.save.captured import Captured, SaveContext, StagedTensor
+
+SHAPES: tuple[tuple[str, str, tuple[int, ...]], ...] = (
+    ("wte", "float32", (40, 16)),
+    ("ln", "bfloat16", (16,)),
+    ("scale", "float32", ()),
+    ("empty", "float16", (0, 4)),
+    ("mask", "bool", (33,)),
+    ("steps", "int64", (3,)),
+    ("phase", "complex64", (5,)),
+    ("head", "float32", (16, 40)),
+)
+SMALL_FILES = 1024
+"""Bytes after which the sweeps close a shard file, so that the small state fills several."""
+
+Contents = Mapping[str, bytes]
+
+
+def many_small_files() -> None:
+    """Makes the plan of shards deal even the small state out to several files, so that several threads write."""
+    shards._SMALLEST_FILE = SMALL_FILES
+
+
+def tensor_bytes(step: int, name: str, count: int) -> bytes:
+    """The bytes of a tensor at a step: every step has others, and so has every tensor."""
+    return random.Random(f"{step} {name}").randbytes(count)
+
+
+def key(name: str) -> str:
+    """The key under which the state's tensors are stored."""
+    return json.dumps(["model", name], separators=(",", ":"))
+
+
+def captured(step: int) -> Captured:
+    """The whole state at a step, as capture would hand it to the writer."""
+    memory = bytearray()
+    staged: list[StagedTensor] = []
+    tensors: list[TensorLayout] = []
+    for name, dtype, shape in SHAPES:
+        data = tensor_bytes(step, name, prod(shape) * itemsize(dtype))
+        staged.append(StagedTensor(key=key(name), dtype=dtype, shape=shape, start=len(memory), nbytes=len(data)))
+        tensors.append(TensorLayout(key=key(name), dtype=dtype, shape=shape, stored=stored_dtype(dtype)))
+        memory += data
+    tags = (
+        ComponentTag(name="model", kind="model", scope="global", step=step),
+        ComponentTag(name="rng", kind="rng", scope="rank", step=step),
+    )
+    return Captured(
+        step=step,
+        layout=Layout(format=FORMAT, meshes=(), tensors=tuple(sorted(tensors, key=lambda t: t.key))),
+        state={"model": {"step": step}, "rng": {"seed": step * 7}},
+        tags=tags,
+        tensors=tuple(staged),
+        memory=memoryview(memory),
+        started="2026-01-01T00:00:00.000000Z",
+        seconds=0.0,
+    )
+
+
+def context() -> SaveContext:
+    """What is said about every checkpoint of the sweeps; it has an asset, so that there is a folder for it."""
+    return SaveContext(
+        description=Description(model_config={"n_heads": 2}),
+        training_started="2026-01-01T00:00:00.000000Z",
+        assets={"vocabulary.txt": b"a\nb\n"},
+    )
+
+
+def contents_of(step: int) -> Contents:
+    """What a checkpoint of a step must hold."""
+    held = {key(name): tensor_bytes(step, name, prod(shape) * itemsize(dtype)) for name, dtype, shape in SHAPES}
+    held["state"] = json.dumps({"model": {"step": step}, "rng": {"seed": step * 7}}, sort_keys=True).encode()
+    held["asset"] = b"a\nb\n"
+    return held
+
+
+def read_contents(read: Callable[[str], bytes]) -> Contents:
+    """What a checkpoint holds, by stock safetensors, json and hashlib alone; ``read`` gives a file of its folder.
+
+    Raises:
+        AssertionError, KeyError, ValueError: It is not whole.
+    """
+    sums = {}
+    for line in read("manifest.sha256").decode().splitlines():
+        digest, _, path = line.partition("  ")
+        sums[path] = digest
+        assert hashlib.sha256(read(path)).hexdigest() == digest, f"{path} does not match its checksum"
+    parts: dict[str, dict[int, bytes]] = {}
+    for path in sums:
+        if path.endswith(".safetensors"):
+            for name, entry in safetensors.deserialize(read(path)):
+                tensor, _, offset = name.rpartition("]")
+                first = int(offset[1:].split(",")[0]) if offset else 0
+                parts.setdefault(f"{tensor}]", {})[first] = bytes(entry["data"])
+    held = {tensor: b"".join(boxes[at] for at in sorted(boxes)) for tensor, boxes in parts.items()}
+    components = json.loads(read("rank-00000/state.json"))["components"]
+    held["state"] = json.dumps(components, sort_keys=True).encode()
+    held["asset"] = read("assets/vocabulary.txt")
+    return held
