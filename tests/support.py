@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import msgspec
 
 from onward.catalog.incarnation import Incarnation, begin
 from onward.catalog.reader import Place
-from onward.format.codec import encode
+from onward.format.codec import encode, encode_store_record
 from onward.format.dtypes import itemsize, stored_dtype
 from onward.format.names import RUNS, STORE_FILE, RunPlaces
 from onward.format.typedstate import key_of
@@ -130,7 +130,7 @@ def store_record(**changes: Any) -> StoreRecord:
 def furnish(store: Store) -> Store:
     """Turns an empty place into a store, without the probe (which has tests of its own)."""
     store.make_folder(RUNS)
-    store.create(STORE_FILE, encode(store_record()), content=Barrier.META, name=None)
+    store.create(STORE_FILE, encode_store_record(store_record()), content=Barrier.META, name=None)
     return store
 
 
@@ -212,20 +212,3 @@ def verified(store: Store, folder: str, **options: Any) -> VerifyReport:
     """The verdict on one checkpoint, as a lone folder."""
     return verify(place_of(store, folder), None, run=RUN, threads=1, **options)
 
-
-@dataclass
-class Faults:
-    """A script: raise at the n-th mutating call, before or after it took effect; ``dead`` fails all later ones."""
-
-    at: int = -1
-    error: BaseException | None = None
-    after: bool = False
-    dead: bool = False
-    count: int = 0
-    log: list[str] = field(default_factory=list)
-
-    def pending(self) -> BaseException | None:
-        """The error of this call, if it is its turn."""
-        self.count += 1
-        due = self.error is not None and (self.count == self.at or (self.dead and self.count > self.at))
-        return self.error if due else None

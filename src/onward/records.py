@@ -377,6 +377,7 @@ class StoreRecord(Frozen, frozen=True, kw_only=True):
     created: str
     mode: Literal["private", "group", "umask"]
     probe: JsonTree
+    sha256: str = ""
 
 
 # --- what the way back reports ----------------------------------------------------------------------------------

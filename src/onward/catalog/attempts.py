@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Literal
 
 from onward.catalog.stamp import actor, now
-from onward.errors import Damaged
+from onward.errors import OnwardError
 from onward.format.codec import SMALL_LIMIT, decode, encode
 from onward.format.names import RunPlaces
 from onward.records import FORMAT, AttemptOutcome
@@ -47,6 +47,6 @@ def read_outcomes(store: Store, places: RunPlaces) -> list[AttemptOutcome]:
         for item in store.list(places.attempts):
             path = f"{places.attempts}/{item.name}"
             if item.name.endswith(".json") and not item.name.startswith("."):
-                with suppress(Damaged):
+                with suppress(OnwardError):
                     stories.append(decode(store.read(path, limit=SMALL_LIMIT), AttemptOutcome, path))
     return sorted(stories, key=lambda story: story.recorded)

@@ -24,6 +24,7 @@ from onward.records import FORMAT, LeaseRecord
 from onward.storage.base import NotFound, Store
 
 _BEATS_PER_LEASE = 5
+_LONGEST_WAIT = 600.0  # a garbled lease must not hold the run off for ever
 
 
 def boot_id() -> str:
@@ -156,7 +157,7 @@ def _require_dead(
         return
     if state == "alive":
         raise Busy(f"the run {places.run!r} is in use by {owner}")
-    wait = max(held.lease_seconds, 0.0)
+    wait = min(max(held.lease_seconds, 0.0), _LONGEST_WAIT)
     say(f"the run {places.run!r} was last used on {owner}; waiting up to {wait:.0f} s for a sign of life")
     since, seen = clock(), (held.token, held.counter)
     while clock() - since < wait:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from onward.catalog.stamp import host, now, token
@@ -22,6 +23,7 @@ from onward.records import FORMAT, CheckpointEntry, DeleteEntry, Finding, Ledger
 from onward.storage.base import Barrier, NotFound, Store
 
 _CREATE_TRIES = 3
+_LARGEST_GAP = 1000
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,15 @@ def read_ledger(store: Store, places: RunPlaces) -> LedgerView:
     entries: dict[int, LedgerEntry] = {}
     digests: dict[int, str] = {}
     findings: list[Finding] = []
-    highest = max(numbers, default=0)
+    highest = 0
+    for number in numbers:
+        if number - highest > _LARGEST_GAP:
+            # Numbers are given one by one: a file so far off is nobody's entry, and must not be counted up to.
+            findings.append(
+                Finding(code="ledger-stray", message="no ledger reaches this number", file=places.entry(number))
+            )
+            break
+        highest = number
     for number in range(1, highest + 1):
         path = places.entry(number)
         try:
@@ -92,7 +102,8 @@ def read_ledger(store: Store, places: RunPlaces) -> LedgerView:
 
 
 def _numbers(store: Store, places: RunPlaces) -> list[int]:
-    found = [parse_entry(item.name) for item in store.list(places.ledger) if item.kind == "file"]
+    """The numbers that are taken, whatever stands there: a link or a folder takes a number as well as an entry."""
+    found = [parse_entry(item.name) for item in store.list(places.ledger)]
     return sorted(number for number in found if number is not None)
 
 
@@ -109,7 +120,11 @@ def _view(
     findings: tuple[Finding, ...],
     highest: int,
 ) -> LedgerView:
-    deletes = {e.victim: e for e in entries.values() if isinstance(e, DeleteEntry)}
+    deletes = {
+        e.victim: e
+        for e in entries.values()
+        if isinstance(e, DeleteEntry) and getattr(entries.get(e.victim), "folder", e.folder) == e.folder
+    }
     return LedgerView(run=run, entries=entries, digests=digests, findings=findings, highest=highest, deletes=deletes)
 
 
@@ -123,6 +138,7 @@ class Ledger:
         self.last = fence.sequence
         self._digest = digest
         self._superseded = False
+        self._pending: tuple[int, bytes] | None = None
         self.lock = threading.RLock()
 
     @property
@@ -138,16 +154,39 @@ class Ledger:
             StorageError: The entry is not there, or is there and not known to be durable (``last`` tells which).
         """
         with self.lock:
+            self.settle()
             if self._superseded:
                 raise Superseded(f"{self.places.run}: this incarnation was superseded before")
             number = self.next
             data = encode_entry(build(number, self._digest))
-            if not create_entry(self.store, self.places, number, data):
-                self._superseded = True
-                raise Superseded(f"{self.places.run}: ledger number {number} belongs to a newer incarnation")
-            self.last, self._digest = number, sha256(data)
+            self._pending = (number, data)
+            self._take(number, data, create_entry(self.store, self.places, number, data))
             self.store.sync_folder(self.places.ledger, barrier)
             return decode_entry(data, self.places.entry(number))
+
+    def settle(self) -> None:
+        """Finds out how an append ended whose answer was lost.
+
+        Without it an incarnation would find its own entry at its next number and take itself for superseded.
+
+        Raises:
+            StorageError: The store does not answer.
+            Superseded: Another's entry is there.
+        """
+        with self.lock:
+            if self._pending is not None:
+                number, data = self._pending
+                try:
+                    self._take(number, data, _is_there(self.store, self.places, number, data))
+                except NotFound:
+                    self._pending = None
+
+    def _take(self, number: int, data: bytes, mine: bool) -> None:
+        self._pending = None
+        if not mine:
+            self._superseded = True
+            raise Superseded(f"{self.places.run}: ledger number {number} belongs to a newer incarnation")
+        self.last, self._digest = number, sha256(data)
 
 
 def create_entry(store: Store, places: RunPlaces, number: int, data: bytes) -> bool:
@@ -157,7 +196,7 @@ def create_entry(store: Store, places: RunPlaces, number: int, data: bytes) -> b
     error the entry is read back: mine, absent (try again), or another's.
 
     Raises:
-        StorageError: It is known to be absent, and stays so after several tries.
+        StorageError: It is absent, or cannot be read back, after several tries.
     """
     path = places.entry(number)
     failure: StorageError | None = None
@@ -167,10 +206,17 @@ def create_entry(store: Store, places: RunPlaces, number: int, data: bytes) -> b
         except StorageError as error:
             failure = error
         try:
-            return store.read(path, limit=ENTRY_LIMIT) == data
-        except NotFound:
-            continue
+            return _is_there(store, places, number, data)
+        except StorageError as error:
+            failure = failure or error
     raise failure or StorageError(f"{path} was created, but is not there")
+
+
+def _is_there(store: Store, places: RunPlaces, number: int, data: bytes) -> bool:
+    try:
+        return store.read(places.entry(number), limit=ENTRY_LIMIT) == data
+    except Damaged:
+        return False  # something else has the number: a link, a folder, a file too large for an entry
 
 
 def take_over(store: Store, places: RunPlaces) -> tuple[Ledger, LedgerView]:
@@ -195,7 +241,9 @@ def take_over(store: Store, places: RunPlaces) -> tuple[Ledger, LedgerView]:
         data = encode_entry(fence)
         if create_entry(store, places, number, data):
             break
-        before = sha256(store.read(places.entry(number), limit=ENTRY_LIMIT))
+        before = ""
+        with suppress(Damaged, NotFound):
+            before = sha256(store.read(places.entry(number), limit=ENTRY_LIMIT))
         number += 1
     # The fence needs no barrier of its own: whatever is built on it syncs the same folder first, and if it is lost
     # together with all that, nothing was built on it.

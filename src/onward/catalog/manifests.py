@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onward.catalog.reader import Place
+from onward.catalog.reader import DamagedFile, Place
 from onward.format.codec import LIMITS, decode_manifest
 from onward.format.names import MANIFEST, RunPlaces
 from onward.records import CheckpointInfo, Manifest
@@ -10,17 +10,19 @@ from onward.storage.base import Store
 
 
 def manifest_of(store: Store, places: RunPlaces, info: CheckpointInfo) -> Manifest:
-    """The manifest that the ledger vouches for; of a deleted checkpoint, the one that was kept aside.
+    """The manifest that the ledger vouches for; of a checkpoint that is being deleted, the one that is kept aside.
 
     Raises:
         DamagedFile: It is missing, altered, or not of the format.
         StorageError: The store itself refuses.
     """
-    root, path = places.checkpoint(info.folder), MANIFEST
-    if info.status == "deleted":
-        root, path = places.deleted, f"{info.folder}.json"
-    place = Place(store=store, root=root, tier=info.tier, name=info.folder)
-    return place.decoded(decode_manifest, place.read(path, info.manifest_sha256, LIMITS[MANIFEST]), path)
+    if info.status in ("deleting", "deleted"):
+        try:
+            return _manifest(_place(store, places.deleted, info), f"{info.folder}.json", info.manifest_sha256)
+        except DamagedFile:
+            if info.status == "deleted":
+                raise
+    return _manifest(_place(store, places.checkpoint(info.folder), info), MANIFEST, info.manifest_sha256)
 
 
 def manifest_in(place: Place) -> Manifest:
@@ -30,4 +32,12 @@ def manifest_in(place: Place) -> Manifest:
         DamagedFile: It is missing, or not of the format.
         StorageError: The store itself refuses.
     """
-    return place.decoded(decode_manifest, place.read(MANIFEST, None, LIMITS[MANIFEST]), MANIFEST)
+    return _manifest(place, MANIFEST, None)
+
+
+def _place(store: Store, root: str, info: CheckpointInfo) -> Place:
+    return Place(store=store, root=root, tier=info.tier, name=info.folder)
+
+
+def _manifest(place: Place, path: str, digest: str | None) -> Manifest:
+    return place.decoded(decode_manifest, place.read(path, digest, LIMITS[MANIFEST]), path)

@@ -65,7 +65,7 @@ class Place:
             message=message,
             tier=self.tier,
             checkpoint=self.name,
-            file=path,
+            file=path.encode("utf-8", "backslashreplace").decode(),  # a name on disk need not be text
             tensor=tensor,
             rank=rank,
         )
@@ -121,7 +121,7 @@ class OpenCheckpoint:
             DamagedFile: The index is not what its rank's record says, or does not fit the layout.
         """
         path = f"{rank_folder(rank)}/{INDEX}"
-        data = self.place.read(path, self.sums.get(path, ""), LIMITS[INDEX])
+        data = self.place.read(path, self.sums.get(path, ""), self._limit(rank, INDEX))
         index = self.place.decoded(decode_index, data, path, rank)
         sizes = {file.path: file.size for file in self.records[rank].files}
         layout = self.tensors()
@@ -137,8 +137,12 @@ class OpenCheckpoint:
     def state(self, rank: int) -> dict[str, JsonTree]:
         """The typed non-tensor state of one rank: component name → encoded tree."""
         path = f"{rank_folder(rank)}/{STATE}"
-        data = self.place.read(path, self.sums.get(path, ""), LIMITS[STATE])
+        data = self.place.read(path, self.sums.get(path, ""), self._limit(rank, STATE))
         return self.place.decoded(lambda d, p: decode(d, StateFile, p), data, path, rank).components
+
+    def _limit(self, rank: int, name: str) -> int:
+        """What a file has by its record; a larger one is refused before it is read."""
+        return min(LIMITS[name], max((f.size for f in self.records[rank].files if f.path == name), default=0))
 
 
 def _piece_problem(piece: Piece, file: IndexFile, tensor: TensorLayout | None) -> str:

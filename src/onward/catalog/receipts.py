@@ -6,7 +6,7 @@ import secrets
 from contextlib import suppress
 
 from onward.catalog.stamp import actor, compact_now, now
-from onward.errors import Damaged
+from onward.errors import OnwardError
 from onward.format.codec import RECEIPT_LIMIT, decode_receipt, encode_receipt
 from onward.format.names import RunPlaces
 from onward.records import FORMAT, Finding, JsonTree, Receipt, ReceiptKind
@@ -38,7 +38,10 @@ def write_receipt(
     place = f"{places.receipts}/{folder}"
     store.make_folder(place, exist_ok=True)
     name = f"{compact_now()}-{kind}-{secrets.token_hex(4)}.json"
-    store.create(f"{place}/{name}", encode_receipt(receipt), content=Barrier.RECEIPT, name=None)
+    try:
+        store.create(f"{place}/{name}", encode_receipt(receipt), content=Barrier.RECEIPT, name=None)
+    except NotFound:  # a new incarnation swept the half-written file away, taking it for a dead one's
+        store.create(f"{place}/{name}", encode_receipt(receipt), content=Barrier.RECEIPT, name=None)
     return receipt
 
 
@@ -54,7 +57,7 @@ def read_receipts(store: Store, places: RunPlaces, folder: str) -> tuple[list[Re
             path = f"{place}/{item.name}"
             try:
                 receipt = decode_receipt(store.read(path, limit=RECEIPT_LIMIT), path)
-            except Damaged as error:
+            except OnwardError as error:
                 findings.append(Finding(code="receipt-damaged", message=error.message, checkpoint=folder, file=path))
                 continue
             if receipt.folder != folder or receipt.run != places.run:

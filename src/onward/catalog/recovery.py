@@ -90,11 +90,17 @@ def _keep(store: Store, places: RunPlaces, name: str, epoch: int, tier: str) -> 
 
 
 def _sweep_temps(store: Store, places: RunPlaces, epoch: int) -> None:
-    """Removes half-written ledger entries of older incarnations; their numbers are taken by now."""
-    for item in store.list(places.ledger):
-        if item.kind == "folder" or not item.name.startswith(".") or not item.name.endswith(TEMP_SUFFIX):
-            continue
-        number = item.name[1:].partition(".")[0]
-        if number.isdigit() and int(number) <= epoch:
-            with suppress(StorageError):
-                store.remove(f"{places.ledger}/{item.name}")
+    """Removes half-written files of older incarnations.
+
+    Ledger entries only up to the fence: their numbers are taken by now. Elsewhere a living process may be writing at
+    this moment (a verification, its receipt): it notices, and writes again.
+    """
+    receipts = [f"{places.receipts}/{item.name}" for item in store.list(places.receipts) if item.kind == "folder"]
+    for folder in (places.ledger, places.root, places.attempts, places.deleted, *receipts):
+        for item in store.list(folder):
+            if item.kind == "folder" or not item.name.startswith(".") or not item.name.endswith(TEMP_SUFFIX):
+                continue
+            number = item.name[1:].partition(".")[0]
+            if folder != places.ledger or (number.isdecimal() and int(number) <= epoch):
+                with suppress(StorageError):
+                    store.remove(f"{folder}/{item.name}")

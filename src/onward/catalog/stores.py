@@ -7,7 +7,7 @@ from typing import Literal, cast
 
 from onward.catalog.stamp import now, token
 from onward.errors import ConfigurationError, StorageError, StoreMissing, StoreUnsuitable
-from onward.format.codec import SMALL_LIMIT, decode, encode
+from onward.format.codec import SMALL_LIMIT, decode_store_record, encode_store_record
 from onward.format.names import RUNS, STORE_FILE
 from onward.records import FORMAT, StoreRecord
 from onward.storage.base import Barrier, NotFound, Store
@@ -39,7 +39,7 @@ def init_store(url: str, *, mode: Mode = "private", tier: str = "home") -> tuple
         raise StoreUnsuitable(f"{store.url} cannot be a home: {'; '.join(found.problems)}")
     record = StoreRecord(format=FORMAT, tier=tier, store=token(), created=now(), mode=mode, probe=found.as_dict())
     store.make_folder(RUNS, exist_ok=True)
-    store.create(STORE_FILE, encode(record), content=Barrier.META, name=Barrier.RUN_FOLDER)
+    store.create(STORE_FILE, encode_store_record(record), content=Barrier.META, name=Barrier.RUN_FOLDER)
     return record, found
 
 
@@ -53,7 +53,7 @@ def read_store_record(store: Store) -> StoreRecord:
         data = store.read(STORE_FILE, limit=SMALL_LIMIT)
     except NotFound as error:
         raise StoreMissing(f"{store.url} is not a store: it has no {STORE_FILE}") from error
-    return decode(data, StoreRecord, f"{store.url}/{STORE_FILE}")
+    return decode_store_record(data, f"{store.url}/{STORE_FILE}")
 
 
 def open_home(url: str | Store) -> tuple[Store, StoreRecord]:

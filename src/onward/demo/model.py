@@ -16,7 +16,7 @@ class ModelConfig:
     vocabulary: int
     context: int = 64
     width: int = 192
-    n_layers: int = 4
+    n_layers: int = 3
     n_heads: int = 6
     dropout: float = 0.1
 

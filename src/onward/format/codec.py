@@ -15,9 +15,23 @@ import zstandard
 from onward.errors import FormatError, UnknownFormat
 from onward.format.digests import sha256
 from onward.format.dtypes import require_readable, stored_dtype
-from onward.format.names import INDEX, INTENT, LAYOUT, MANIFEST, RECORD, STATE, SUMS, distinct_paths, relative_path
+from onward.format.names import (
+    INDEX,
+    INTENT,
+    LAYOUT,
+    MANIFEST,
+    RECORD,
+    STATE,
+    SUMS,
+    checkpoint_folder,
+    distinct_paths,
+    parse_checkpoint_folder,
+    relative_path,
+)
 from onward.records import (
+    CHUNK_BYTES,
     FORMAT,
+    Box,
     CheckpointEntry,
     DeleteEntry,
     Index,
@@ -28,11 +42,13 @@ from onward.records import (
     RankRecord,
     Receipt,
     StoredFile,
+    StoreRecord,
     VoidEntry,
 )
 
 T = TypeVar("T")
-Sealed = TypeVar("Sealed", bound=OpenEntry | CheckpointEntry | DeleteEntry | VoidEntry | Receipt)
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError)
+Sealed = TypeVar("Sealed", bound=OpenEntry | CheckpointEntry | DeleteEntry | VoidEntry | Receipt | StoreRecord)
 
 MIB = 1024 * 1024
 LIMITS: dict[str, int] = {
@@ -49,6 +65,7 @@ ENTRY_LIMIT = RECEIPT_LIMIT = SMALL_LIMIT = MIB
 MAX_DIMS, MAX_ELEMENTS = 64, 1 << 56
 INDEX_DECOMPRESSED_LIMIT = 1024 * MIB
 _ZSTD_LEVEL = 3
+_ZSTD_RATIO = 64
 
 
 def encode(record: object) -> bytes:
@@ -70,24 +87,28 @@ def decode(data: bytes, kind: type[T], what: str) -> T:
     """
     try:
         record = msgspec.json.decode(data, type=kind, strict=True)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError) as error:
+    except _UNREADABLE as error:
         _refuse_newer(data, what)
         raise FormatError(f"{what}: {error}") from error
-    version = getattr(record, "format", FORMAT)
-    if version != FORMAT:
-        raise UnknownFormat(f"{what} is of format {version}; this program reads format {FORMAT}")
     if encode(record) != data:
         raise FormatError(f"{what} is not in canonical spelling (a doubled key, or edited by hand)")
+    if getattr(record, "format", FORMAT) != FORMAT:
+        _refuse_newer(data, what)
+        raise FormatError(f"{what} is of format {getattr(record, 'format', None)}, which never was")
     return record
 
 
 def _refuse_newer(data: bytes, what: str) -> None:
+    """Tells a file of a later format from a damaged one: one flipped bit in the number must not say "upgrade"."""
     try:
         plain = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError):
+    except _UNREADABLE:
         return
-    if isinstance(plain, dict) and isinstance(plain.get("format"), int) and plain["format"] > FORMAT:
-        raise UnknownFormat(f"{what} is of format {plain['format']}; this program reads format {FORMAT}")
+    if not isinstance(plain, dict) or type(plain.get("format")) is not int or plain["format"] <= FORMAT:
+        return
+    if "sha256" in plain and plain["sha256"] != sha256(encode({**plain, "sha256": ""})):
+        raise FormatError(f"{what} does not match its own digest")
+    raise UnknownFormat(f"{what} is of format {plain['format']}; this program reads format {FORMAT}")
 
 
 # --- records that carry their own digest ------------------------------------------------------------------------
@@ -111,7 +132,27 @@ def encode_entry(entry: LedgerEntry) -> bytes:
 
 def decode_entry(data: bytes, what: str) -> LedgerEntry:
     """A ledger entry whose own digest is right."""
-    return _check_seal(decode(data, cast(type[LedgerEntry], LedgerEntry), what), what)
+    entry = _check_seal(decode(data, cast(type[LedgerEntry], LedgerEntry), what), what)
+    _require(entry.sequence >= 1 and getattr(entry, "epoch", 0) >= 0, what, "a number is impossible")
+    if isinstance(entry, CheckpointEntry):
+        # Folders are removed by these names: one that leads elsewhere must never get as far as that.
+        due = entry.step >= 0 and entry.folder == checkpoint_folder(entry.step, entry.sequence)
+        _require(due, what, f"it cannot be in the folder {entry.folder[:80]!r}")
+    elif isinstance(entry, DeleteEntry):
+        named = parse_checkpoint_folder(entry.folder)
+        due = named is not None and named[1] == entry.victim < entry.sequence
+        _require(due, what, f"{entry.folder[:80]!r} is not the folder of checkpoint {entry.victim}")
+    return entry
+
+
+def encode_store_record(record: StoreRecord) -> bytes:
+    """``onward.json`` with its digest filled in."""
+    return encode(_sealed(record))
+
+
+def decode_store_record(data: bytes, what: str) -> StoreRecord:
+    """``onward.json`` whose own digest is right."""
+    return _check_seal(decode(data, StoreRecord, what), what)
 
 
 def encode_receipt(receipt: Receipt) -> bytes:
@@ -131,9 +172,12 @@ def decode_manifest(data: bytes, what: str) -> Manifest:
     """A manifest whose counts and paths make sense."""
     manifest = decode(data, Manifest, what)
     ranks = [entry.rank for entry in manifest.ranks]
-    if ranks != list(range(manifest.world_size)) or manifest.world_size < 1:
+    if len(ranks) != manifest.world_size or not ranks or ranks != list(range(len(ranks))):
         raise FormatError(f"{what} names the ranks {ranks[:8]} of {manifest.world_size}")
     distinct_paths([entry.path for entry in manifest.ranks] + [asset.path for asset in manifest.assets])
+    numbers = (manifest.global_step, manifest.sequence, *(n for r in manifest.ranks for n in (r.files, r.bytes)))
+    _require(min(numbers) >= 0 and all(asset.size >= 0 for asset in manifest.assets), what, "a number is negative")
+    _require(manifest.total_bytes == sum(r.bytes for r in manifest.ranks), what, "its byte counts disagree")
     _require(manifest.expected_ranks == manifest.actual_ranks == manifest.world_size, what, "its rank counts disagree")
     _require(manifest.expected_files == manifest.actual_files, what, "its file counts disagree")
     return manifest
@@ -154,6 +198,8 @@ def decode_layout(data: bytes, what: str) -> Layout:
     keys = {tensor.key: tensor for tensor in layout.tensors}
     _require(len(keys) == len(layout.tensors), what, "a tensor stands twice")
     for tensor in layout.tensors:
+        _require(tensor.mesh is None or 0 <= tensor.mesh < len(layout.meshes), what, f"{tensor.key} has no such mesh")
+        _require(all(_inside(box, tensor.shape) for box in tensor.boxes), what, f"{tensor.key} has a box outside of it")
         require_readable(tensor.dtype, what)
         sizes = tensor.shape
         _require(len(sizes) <= MAX_DIMS and all(n >= 0 for n in sizes), what, f"{tensor.key} has an impossible shape")
@@ -175,12 +221,15 @@ def decode_index(data: bytes, what: str) -> Index:
     """An index; a frame that would grow beyond the limit is refused before it is unpacked."""
     try:
         size = zstandard.frame_content_size(data)
-        if not 0 <= size <= INDEX_DECOMPRESSED_LIMIT:
+        # Digests are noise, which does not compress: a real index never unpacks to much more than it is.
+        if not 0 <= size <= min(INDEX_DECOMPRESSED_LIMIT, _ZSTD_RATIO * len(data) + MIB):
             raise FormatError(f"{what} would unpack to {size} bytes")
-        plain = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
+        plain = zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
+        _require(len(plain) == size, what, f"it unpacks to {len(plain)} bytes instead of {size}")
     except zstandard.ZstdError as error:
         raise FormatError(f"{what}: {error}") from error
     index = decode(plain, Index, what)
+    _require(index.chunk_bytes == CHUNK_BYTES, what, f"its chunks have {index.chunk_bytes} bytes")
     distinct_paths([file.path for file in index.files])
     return index
 
@@ -214,6 +263,12 @@ def decode_sums(data: bytes, what: str) -> dict[str, str]:
 def stored(path: str, data: bytes) -> StoredFile:
     """The entry of a small file that is at hand as bytes."""
     return StoredFile(path=relative_path(path), size=len(data), sha256=sha256(data))
+
+
+def _inside(box: Box, shape: tuple[int, ...]) -> bool:
+    if not len(box.offset) == len(box.shape) == len(shape):
+        return False
+    return all(o >= 0 and s >= 0 and o + s <= n for o, s, n in zip(box.offset, box.shape, shape, strict=True))
 
 
 def _require(condition: bool, what: str, reason: str) -> None:

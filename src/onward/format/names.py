@@ -167,7 +167,7 @@ def distinct_paths(paths: list[str]) -> None:
     """Refuses two paths that one filesystem would take for one.
 
     Raises:
-        FormatError: Two paths are equal, or differ in case only.
+        FormatError: Two paths are equal, or differ in case only, or one is a folder of another.
     """
     seen: dict[str, str] = {}
     for path in paths:
@@ -175,3 +175,7 @@ def distinct_paths(paths: list[str]) -> None:
         if folded in seen:
             raise FormatError(f"the paths {seen[folded]!r} and {path!r} name one file")
         seen[folded] = path
+    for path in paths:
+        for at, character in enumerate(path):
+            if character == "/" and path[:at].casefold() in seen:
+                raise FormatError(f"the path {path!r} has the file {path[:at]!r} as its folder")

@@ -18,6 +18,7 @@ from onward.records import Key
 ALIGN = 4096
 HEADER_LIMIT = 100 * 1000 * 1000  # the limit of the safetensors reference implementation
 _LENGTH = 8
+_LARGEST = 2**63
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,10 @@ def parse_header(
     """
     if header_size(head, file_size, what) != len(head):
         raise FormatError(f"{what}: the header is not {len(head)} bytes long")
+    if head[_LENGTH : _LENGTH + 1] != b"{":
+        raise FormatError(f"{what}: the header is not JSON: it does not begin with an object")
     try:
-        table = json.loads(head[_LENGTH:].decode("utf-8"), object_pairs_hook=_no_doubles)
+        table = json.loads(head[_LENGTH:].decode("utf-8"), object_pairs_hook=_no_doubles, parse_int=_natural)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{what}: the header is not JSON: {error}") from error
     if not isinstance(table, dict):
@@ -112,12 +115,22 @@ def _entry(name: str, value: object, what: str, item_bytes: Callable[[str], int]
         raise FormatError(f"{what}: the entry {name[:200]!r} is not dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
-    if not isinstance(dtype, str) or not all(type(n) is int and n >= 0 for n in numbers) or len(offsets) != 2:
+    if (
+        not isinstance(dtype, str)
+        or not all(type(n) is int and 0 <= n < _LARGEST for n in numbers)
+        or len(offsets) != 2
+    ):
         raise FormatError(f"{what}: the entry {name[:200]!r} has an impossible dtype, shape or offset")
     begin, end = offsets
     if end - begin != prod(shape) * item_bytes(dtype):
         raise FormatError(f"{what}: {name[:200]} of {dtype} {shape} cannot have {end - begin} bytes")
     return ShardEntry(name=name, dtype=dtype, shape=tuple(shape), begin=begin, end=end)
+
+
+def _natural(digits: str) -> int:
+    if digits.startswith("-"):  # stock readers refuse -0 too
+        raise ValueError(f"{digits} is not a natural number")
+    return int(digits)
 
 
 def _no_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:

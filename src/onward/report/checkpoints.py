@@ -104,7 +104,12 @@ def finding_table(findings: Sequence[Finding], heading: str = "") -> Table:
 
 def outcome_table(outcomes: Sequence[AttemptOutcome], heading: str = "") -> Table:
     """How attempts ended that did not become checkpoints."""
-    columns = (Column("step", right=True), Column("seq", right=True), Column("outcome"), Column("why", fold=True, least=24))
+    columns = (
+        Column("step", right=True),
+        Column("seq", right=True),
+        Column("outcome"),
+        Column("why", fold=True, least=24),
+    )
     return Table(columns, tuple((str(o.step), str(o.sequence), o.outcome, o.reason) for o in outcomes), heading)
 
 
@@ -182,3 +187,16 @@ def tensor_table(layout: Layout, sizes: Mapping[str, int]) -> Table:
     )
     used = len(columns) if any(tensor.tie for tensor in layout.tensors) else len(columns) - 1
     return Table(columns[:used], tuple(row[:used] for row in rows), heading="tensors")
+
+
+def rank_table(manifest: Manifest) -> Table:
+    """What each rank wrote."""
+    columns = (Column("rank", right=True), Column("files", right=True), Column("size", right=True), Column("record"))
+    rows = tuple((str(r.rank), str(r.files), size(r.bytes), r.path) for r in manifest.ranks)
+    return Table(columns, rows, heading="ranks")
+
+
+def asset_table(manifest: Manifest) -> Table:
+    """The files that are stored with the state."""
+    columns = (Column("file", least=24, fold=True), Column("size", right=True))
+    return Table(columns, tuple((a.path, size(a.size)) for a in manifest.assets), heading="assets")

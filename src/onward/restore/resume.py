@@ -16,11 +16,11 @@ from onward.catalog.listing import Catalog, read_catalog
 from onward.catalog.quarantine import quarantine
 from onward.catalog.reader import DamagedFile, OpenCheckpoint, as_findings, open_checkpoint
 from onward.catalog.receipts import write_receipt
-from onward.errors import Damaged, NothingRecoverable, StorageError
-from onward.format.names import RunPlaces
+from onward.errors import Damaged, FormatError, NothingRecoverable, StorageError
+from onward.format.names import STATE, RunPlaces, rank_folder
 from onward.policy.capacity import MEMORY_MARGIN
 from onward.policy.compatibility import Difference
-from onward.records import AttemptOutcome, CheckpointInfo, Description, JsonTree, Key, Rejection
+from onward.records import AttemptOutcome, CheckpointInfo, Description, Finding, JsonTree, Key, Rejection
 from onward.restore.fit import Fit, check_components, check_counters, check_fit, check_world
 from onward.restore.load import CheckpointSource
 from onward.restore.settings import Mode, ResumeSettings
@@ -40,6 +40,7 @@ class Start:
         checkpoint: What was loaded; None at a first start.
         mode: ``first-start``, ``strict`` or ``warm-start``.
         rejected: Newer checkpoints that were not used, each with its reasons.
+        findings: What is wrong with the ledger or the receipts.
         recovered: Attempts of earlier incarnations that were rolled back or kept.
         differences: Configuration differences that were let through.
         seconds: Phase → wall seconds.
@@ -49,6 +50,7 @@ class Start:
     checkpoint: CheckpointInfo | None
     mode: Literal["first-start", "strict", "warm-start"]
     rejected: tuple[Rejection, ...] = ()
+    findings: tuple[Finding, ...] = ()
     recovered: tuple[AttemptOutcome, ...] = ()
     differences: tuple[Difference, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -111,6 +113,8 @@ def resume(
         else:
             places = RunPlaces(source_run)
             catalog = read_catalog(incarnation.store, places, incarnation.tier)
+    for finding in catalog.findings:
+        say(f"{finding.file}: {finding.message}")
     if not warm and _is_first_start(catalog):
         say("no checkpoint was ever committed: first start")
         return Start(next_step=0, checkpoint=None, mode="first-start", recovered=incarnation.recovered)
@@ -133,6 +137,7 @@ def resume(
                 checkpoint=None,
                 mode="first-start",
                 rejected=tuple(rejected),
+                findings=catalog.findings,
                 recovered=incarnation.recovered,
             )
         raise NothingRecoverable(_explain(catalog, places, rejected, checkpoint))
@@ -162,6 +167,7 @@ def resume(
         checkpoint=ready.info,
         mode="warm-start" if warm else "strict",
         rejected=tuple(rejected),
+        findings=catalog.findings,
         recovered=incarnation.recovered,
         differences=ready.fit.differences,
         seconds=seconds,
@@ -197,14 +203,22 @@ def _prepare(
     wanted = check_components(opened, components, settings.waive, model_only=warm)
     if not warm:
         check_world(opened, world_size)
-    trees = {**opened.state(0), **opened.state(rank if rank < opened.manifest.world_size else 0)}
+    rank = rank if rank < opened.manifest.world_size else 0
+    trees = {**opened.state(0), **opened.state(rank)}
+    if missing := [component.name for component in wanted if component.name not in trees]:
+        where = f"{rank_folder(rank)}/{STATE}"
+        raise DamagedFile(opened.place.finding(where, f"it lacks the component {', '.join(missing)}", rank))
     saved = opened.manifest.description
     if warm:
         saved = msgspec.structs.replace(saved, hyperparameters=None, dataset=None, code=None, environment=None)
         description = msgspec.structs.replace(
             description, hyperparameters=None, dataset=None, code=None, environment=None
         )
-    fit = check_fit(source, trees, saved, description, wanted, settings.policies())
+    try:
+        fit = check_fit(source, trees, saved, description, wanted, settings.policies())
+    except FormatError as error:
+        where = f"{rank_folder(rank)}/{STATE}"
+        raise DamagedFile(opened.place.finding(where, error.message, rank)) from error
     room, _ = memory.available()
     if room is None or room > source.tensor_bytes() + MEMORY_MARGIN:
         tensors: dict[Key, torch.Tensor] | None = source.fetch_all()

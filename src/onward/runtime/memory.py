@@ -22,7 +22,7 @@ def available(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 
 def _cgroup_room(proc: Path, cgroups: Path) -> list[tuple[int, str]]:
     rooms: list[tuple[int, str]] = []
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             number, controllers, path = line.split(":", 2)
             if number == "0" and not controllers:

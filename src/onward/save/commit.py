@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from onward.catalog.attempts import record_outcome
 from onward.catalog.ledger import Ledger
 from onward.catalog.stamp import host, now, token
-from onward.errors import IncompleteState
+from onward.errors import IncompleteState, OnwardError, StorageError
 from onward.format import codec
 from onward.format.digests import sha256
 from onward.format.names import (
@@ -36,7 +38,7 @@ from onward.records import (
 )
 from onward.save.captured import SaveContext
 from onward.save.shards import write_file
-from onward.storage.base import Barrier, Store
+from onward.storage.base import Barrier, Store, remove_tree
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,22 @@ def begin_attempt(store: Store, ledger: Ledger, *, step: int, world_size: int, p
     data = codec.encode(intent)
     begun = Attempt(id=attempt, step=step, sequence=sequence, intent_sha256=sha256(data), started=started)
     folder = ledger.places.checkpoint(begun.writing)
-    store.make_folder(folder)
-    write_file(store, f"{folder}/{INTENT}", data)
+    try:
+        store.make_folder(folder)
+        write_file(store, f"{folder}/{INTENT}", data)
+    except StorageError as error:
+        with suppress(OnwardError):
+            record_outcome(
+                store,
+                ledger.places,
+                attempt=attempt,
+                sequence=sequence,
+                step=step,
+                outcome="failed",
+                reason=error.message,
+            )
+            remove_tree(store, folder)
+        raise
     return begun
 
 

@@ -18,8 +18,10 @@ from onward.catalog.quarantine import record_verification
 from onward.catalog.reader import Place
 from onward.catalog.stamp import now
 from onward.errors import ConfigurationError, OnwardError, SaveFailed, StorageError, Superseded
+from onward.format.codec import LIMITS, decode
+from onward.format.names import ASSETS, INTENT, distinct_paths
 from onward.policy.capacity import require_space
-from onward.records import FORMAT, CheckpointEntry, CheckpointInfo, LedgerEntry, VerifyReport, VoidEntry
+from onward.records import FORMAT, CheckpointEntry, CheckpointInfo, Intent, LedgerEntry, VerifyReport, VoidEntry
 from onward.save.captured import Captured, SaveContext
 from onward.save.commit import Attempt, append_commit, begin_attempt, seal
 from onward.save.shards import DEFAULT_THREADS, write_rank
@@ -77,6 +79,7 @@ def save(incarnation: Incarnation, captured: Captured, context: SaveContext, set
         NoCapacity: The tier has not the room; nothing was written.
     """
     store, ledger = incarnation.store, incarnation.ledger
+    distinct_paths([f"{ASSETS}/{name}" for name in context.assets])
     require_space(captured.tensor_bytes, store.free_bytes(), f"the tier {incarnation.tier} ({store.url})")
     with ledger.lock:
         started = time.perf_counter()
@@ -167,6 +170,11 @@ def _fresh(entry: CheckpointEntry, tier: str) -> CheckpointInfo:
 def _give_up(ledger: Ledger, attempt: Attempt, cause: OnwardError) -> None:
     """Rolls a failed attempt back as far as that is safe, and tells its story. Best effort: the store is ill."""
     store, places = ledger.store, ledger.places
+    try:
+        ledger.settle()
+    except OnwardError as error:
+        _tell(ledger, attempt, "kept", f"whether it was committed cannot be told: {cause.message}; {error.message}")
+        return
     if ledger.last >= attempt.sequence:
         # The entry is there, only its durability is in doubt. Losers delete nothing: a reader may have begun.
         _tell(ledger, attempt, "kept", f"its entry may not be durable: {cause.message}")
@@ -175,7 +183,7 @@ def _give_up(ledger: Ledger, attempt: Attempt, cause: OnwardError) -> None:
     with suppress(StorageError):
         remove_tree(store, places.checkpoint(attempt.writing))
     with suppress(OnwardError):
-        if _exists(store, places.checkpoint(attempt.final)):
+        if _is_own(store, places.checkpoint(attempt.final), attempt):
             # Already renamed: an answer of the store may have lied, so the number is taken out of the game first.
             ledger.append(
                 lambda sequence, previous: _void(ledger, attempt, cause, sequence, previous), Barrier.LEDGER_COMMIT
@@ -197,12 +205,13 @@ def _void(ledger: Ledger, attempt: Attempt, cause: OnwardError, sequence: int, p
     )
 
 
-def _exists(store: Store, path: str) -> bool:
+def _is_own(store: Store, folder: str, attempt: Attempt) -> bool:
+    """Whether a folder was made by this attempt; a copy put in its place by hand must survive the attempt."""
     try:
-        store.stat(path)
-    except StorageError:
+        intent = decode(store.read(f"{folder}/{INTENT}", limit=LIMITS[INTENT]), Intent, INTENT)
+    except OnwardError:
         return False
-    return True
+    return intent.attempt == attempt.id
 
 
 def _tell(ledger: Ledger, attempt: Attempt, outcome: Literal["failed", "superseded", "kept"], reason: str) -> None:

@@ -225,6 +225,10 @@ class _RestOfEpoch:
         except BaseException as error:
             # DataLoader would go on with the batch after the one that failed, which would then be lost.
             loader._turn += 1
+            # The error's traceback keeps the workers' iterator alive until the garbage collector comes by; ended
+            # from there, torch waits five seconds for each worker.
+            if not loader._loader.persistent_workers and (stop := getattr(self._inner, "_shutdown_workers", None)):
+                stop()
             if isinstance(error, StopIteration):
                 raise RuntimeError("the dataset raised StopIteration, which would end the epoch early") from error
             raise

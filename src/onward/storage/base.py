@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Protocol, runtime_checkable
 
-from onward.errors import StorageError
+from onward.errors import Damaged, StorageError
 
 Bytes = bytes | bytearray | memoryview
 
@@ -160,8 +160,17 @@ class Store(Protocol):
         ...
 
 
-def remove_tree(store: Store, folder: str) -> None:
-    """Removes a folder with all that is in it. Links are removed, never followed."""
+DEEPEST = 64
+"""Folders below a checkpoint's are at most a few deep; one planted deeper must not exhaust the stack."""
+
+
+def remove_tree(store: Store, folder: str, depth: int = 0) -> None:
+    """Removes a folder with all that is in it. Links are removed, never followed.
+
+    Raises:
+        Damaged: Folders are nested deeper than any checkpoint's.
+    """
+    _require_shallow(folder, depth)
     try:
         entries = store.list(folder)
     except NotFound:
@@ -169,30 +178,37 @@ def remove_tree(store: Store, folder: str) -> None:
     for entry in entries:
         path = f"{folder}/{entry.name}"
         if entry.kind == "folder":
-            remove_tree(store, path)
+            remove_tree(store, path, depth + 1)
         else:
             store.remove(path)
     store.remove_folder(folder)
 
 
-def sync_tree(store: Store, folder: str, barrier: Barrier) -> None:
+def sync_tree(store: Store, folder: str, barrier: Barrier, depth: int = 0) -> None:
     """Makes a folder durable that somebody else has written, with all that is in it."""
+    _require_shallow(folder, depth)
     for entry in store.list(folder):
         path = f"{folder}/{entry.name}"
         if entry.kind == "folder":
-            sync_tree(store, path, barrier)
+            sync_tree(store, path, barrier, depth + 1)
         elif entry.kind == "file":
             store.sync_file(path, barrier)
     store.sync_folder(folder, barrier)
 
 
-def walk_files(store: Store, folder: str, prefix: str = "") -> list[tuple[str, Entry]]:
+def walk_files(store: Store, folder: str, prefix: str = "", depth: int = 0) -> list[tuple[str, Entry]]:
     """Every item below a folder that is not a folder, with its path relative to it."""
+    _require_shallow(folder, depth)
     found: list[tuple[str, Entry]] = []
     for entry in store.list(folder):
         relative = f"{prefix}{entry.name}"
         if entry.kind == "folder":
-            found.extend(walk_files(store, f"{folder}/{entry.name}", f"{relative}/"))
+            found.extend(walk_files(store, f"{folder}/{entry.name}", f"{relative}/", depth + 1))
         else:
             found.append((relative, entry))
     return found
+
+
+def _require_shallow(folder: str, depth: int) -> None:
+    if depth > DEEPEST:
+        raise Damaged(f"{folder[:200]}… is nested more than {DEEPEST} folders deep")

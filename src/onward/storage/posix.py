@@ -241,6 +241,8 @@ class PosixStore:
     @contextmanager
     def _folder(self, path: str) -> Iterator[int]:
         parts = [part for part in path.split("/") if part and part != "."]
+        if ".." in parts or "\0" in path:
+            raise Damaged(f"{path!r} leads out of the store")
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         with self._errors("open", path):
             # The root itself may be reached through links: it is the user's choice. Nothing below it may.
@@ -256,7 +258,7 @@ class PosixStore:
     @contextmanager
     def _folder_of(self, path: str) -> Iterator[tuple[int, str]]:
         folder, _, name = path.rpartition("/")
-        if name in ("", ".", ".."):
+        if name in ("", ".", "..") or "\0" in name:
             raise StorageError(f"{path!r} is not the path of a file")
         with self._folder(folder) as fd:
             yield fd, name

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from onward.catalog.ledger import read_ledger
-from onward.catalog.quarantine import record_verification
+from onward.catalog.quarantine import quarantine, record_verification
 from onward.catalog.reader import Place
-from onward.errors import StorageError
+from onward.errors import Damaged, StorageError
 from onward.format.names import RunPlaces
-from onward.records import CheckpointInfo, VerifyReport
+from onward.records import CheckpointInfo, Finding, VerifyReport
 from onward.storage.base import Store
 from onward.upkeep.verify import Method, verify
 
@@ -39,11 +39,16 @@ class Checked:
     receipt_problem: str = ""
 
 
+def damage(report: VerifyReport) -> tuple[Finding, ...]:
+    """The findings that prove damage; the others say that something could not be looked at, or is not ours."""
+    return tuple(finding for finding in report.findings if finding.code in _DAMAGE)
+
+
 def verdict_of(report: VerifyReport) -> Verdict:
     """What a report says about the bytes."""
     if report.ok:
         return "verified"
-    return "damaged" if any(finding.code in _DAMAGE for finding in report.findings) else "not read"
+    return "damaged" if damage(report) else "not read"
 
 
 def check(
@@ -76,7 +81,10 @@ def check(
     if not leave_receipt or verdict == "not read":
         return Checked(info, report, verdict)
     try:
-        record_verification(store, places, info, report, tier=info.tier)
-    except StorageError as error:
+        if verdict == "verified":
+            record_verification(store, places, info, report, tier=info.tier)
+        else:
+            quarantine(store, places, info, damage(report), tier=info.tier)
+    except (StorageError, Damaged) as error:
         return Checked(info, report, verdict, receipt_problem=error.message)
     return Checked(info, report, verdict, receipt="verified" if verdict == "verified" else "quarantined")

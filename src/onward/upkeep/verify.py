@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from onward.topology.boxes import nbytes, split
 
 Method = Literal["quick", "full"]
 _BLOCK = 4 * 1024 * 1024
+_RANK = re.compile(r"rank-([0-9]{5,9})/")
 _HARMLESS = frozenset({"foreign-file"})
 
 
@@ -102,7 +104,7 @@ def _check_all(opened: OpenCheckpoint, work: _Work, method: Method, threads: int
                 message="no record names this file; it is not part of the checkpoint",
                 tier=place.tier,
                 checkpoint=place.name,
-                file=path,
+                file=path.encode("utf-8", "backslashreplace").decode(),
             )
         )
     sizes = {f"{rank_folder(r.rank)}/{file.path}": file.size for r in opened.records for file in r.files}
@@ -159,8 +161,8 @@ def _hash(opened: OpenCheckpoint, path: str, drop_cache: bool, progress: Callabl
 
 
 def _rank_of(path: str) -> int | None:
-    head = path.partition("/")[0]
-    return int(head[5:]) if head.startswith("rank-") and head[5:].isdigit() else None
+    found = _RANK.match(path)
+    return int(found[1]) if found else None
 
 
 def _index_file(opened: OpenCheckpoint, path: str) -> IndexFile | None:
@@ -179,13 +181,17 @@ def chunk_boxes(file: IndexFile, layout: dict[str, TensorLayout]) -> Iterator[tu
     for piece in file.pieces:
         size = itemsize(layout[piece.tensor].dtype)
         start = piece.start
-        boxes = list(split(Box(offset=piece.offset, shape=piece.shape), size, CHUNK_BYTES))
-        if len(boxes) != len(piece.digests):
-            raise FormatError(f"{file.path}: {piece.tensor} has {len(piece.digests)} digests for {len(boxes)} chunks")
-        for box, digest in zip(boxes, piece.digests, strict=True):
+        boxes = split(Box(offset=piece.offset, shape=piece.shape), size, CHUNK_BYTES)
+        # One by one: a hostile piece can claim more chunks than memory has room to list.
+        for digest in piece.digests:
+            box = next(boxes, None)
+            if box is None:
+                raise FormatError(f"{piece.tensor} has more digests than chunks")
             count = nbytes(box.shape, size)
             yield piece.tensor, box, start, count, digest
             start += count
+        if next(boxes, None) is not None:
+            raise FormatError(f"{piece.tensor} has fewer digests than chunks")
 
 
 def _altered_tensors(opened: OpenCheckpoint, path: str) -> list[str]:
@@ -232,6 +238,9 @@ def check_header(place: Place, path: str, file: IndexFile, layout: dict[str, Ten
         Damaged: Says what is wrong.
     """
     full = f"{place.root}/{path}"
+    there = place.store.stat(full)
+    if there.kind != "file" or there.size != file.size:
+        raise FormatError(f"it is a {there.kind} of {there.size} bytes instead of a file of {file.size}")
     first = memoryview(bytearray(8))
     place.store.read_into(full, 0, first)
     size = header_size(bytes(first), file.size, path)

@@ -385,7 +385,7 @@ def test_the_leaf_sees_unknown_objects_with_their_path_and_large_arrays_first() 
 
     tree = encode({"a": [object()], 3: np.zeros(4096, "u1"), "c": np.zeros(4095, "u1")}, ("x",), leaf)
     assert seen == [("x", "a", 0), ("x", 3)]
-    assert decode(tree, lambda tag, payload: (tag, payload))["a"] == [("$mine", "payload")]  # type: ignore[index]
+    assert decode(tree, lambda tag, payload: (tag, payload))["a"] == [("$mine", "payload")]
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_wrapped_and_plain_models_load_each_others_checkpoints() -> None:
     plain = Child()
     wrapped = Child()
     wrapped.layer = checkpoint_wrapper(wrapped.layer)
-    for model in (nn.DataParallel(torch.compile(wrapped)), torch.compile(nn.DataParallel(wrapped)), wrapped):  # type: ignore[arg-type]
+    for model in (nn.DataParallel(torch.compile(wrapped)), torch.compile(nn.DataParallel(wrapped)), wrapped):
         with torch.no_grad():
             wrapped.module.weight.normal_()
         assert sorted(of(model).state()) == sorted(of(plain).state())

@@ -47,8 +47,8 @@ def one_process_group() -> Iterator[None]:
 
 def inner(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], nn.Module]:
     def apply(model: nn.Module) -> nn.Module:
-        model.layer = wrap(model.layer)  # type: ignore[arg-type]
-        model.module = wrap(model.module)  # type: ignore[arg-type]
+        model.layer = wrap(model.layer)
+        model.module = wrap(model.module)
         return model
 
     return apply

@@ -1,0 +1,203 @@
+"""``onward verify``: whether the bytes are still those that were saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onward.catalog.listing import Catalog
+from onward.catalog.manifests import manifest_in
+from onward.catalog.reader import Place
+from onward.cli.options import ConfigOption, Home, JsonOption, RunOption, StoreOption, choose, closing, find_home
+from onward.cli.screen import Answer, Shown, progress, say
+from onward.errors import (
+    EXIT_ERROR,
+    EXIT_FINDING,
+    EXIT_NOTHING_RECOVERABLE,
+    EXIT_OK,
+    Damaged,
+    NothingRecoverable,
+    OnwardError,
+    StorageError,
+    UsageError,
+)
+from onward.format.names import INTENT, LAYOUT, MANIFEST, SUMS, RunPlaces
+from onward.records import CheckpointInfo, VerifyReport
+from onward.report.checkpoints import coverage_line, finding_table
+from onward.report.tables import plain
+from onward.storage.base import Store, walk_files
+from onward.storage.posix import PosixStore
+from onward.storage.wrappers import ReadOnlyStore
+from onward.upkeep.check import Checked, check, verdict_of
+from onward.upkeep.verify import Method, verify
+
+EPILOG = closing(
+    "onward verify newest --store file:///data/ckpt",
+    {
+        0: "everything that was looked at is right",
+        3: "damage was found",
+        4: "there is nothing to verify",
+    },
+    78,
+)
+_LONE = "lone"
+_THREADS = 4
+
+
+def command(
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CHECKPOINT|PATH",
+            help="newest (the default), a step, seq:N, a folder's name; or the path of a checkpoint folder anywhere.",
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every checkpoint that is not deleted.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full/--quick", help="Every byte; or sizes, headers and the small files only.")
+    ] = True,
+    receipt: Annotated[
+        bool, typer.Option("--receipt/--no-receipt", help="Leave the outcome in the store, as a receipt.")
+    ] = True,
+    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Files read at once.")] = _THREADS,
+    config: ConfigOption = None,
+    store: StoreOption = None,
+    run: RunOption = None,
+    as_json: JsonOption = False,
+) -> Answer:
+    """Verify checkpoints, and name every file, tensor and rank that is damaged.
+
+    What is damaged is quarantined: no longer offered to a resume, its bytes kept (not with --no-receipt). A full
+    verification that finds nothing lifts a quarantine. A run may be verified while it is trained. A PATH is looked at
+    alone, without any store; nothing is written then.
+    """
+    method: Method = "full" if full else "quick"
+    if everything and checkpoint is not None:
+        raise UsageError("both --all and a checkpoint are given", next_step="choose one")
+    if checkpoint is not None and _is_path(checkpoint, given_store=not (config is store is run is None)):
+        return _verify_lone(Path(checkpoint), method, threads)
+    home = find_home(config, store, run)
+    places = home.place()
+    outcomes = [
+        _verify_one(home, places, info, method, receipt, threads)
+        for info in _chosen(home.catalog(places), checkpoint or "newest", everything)
+    ]
+    document = {
+        "store": home.store.url,
+        "tier": home.tier,
+        "run": places.run,
+        "ok": all(outcome.verdict in ("verified", "deleted") for outcome in outcomes),
+        "checkpoints": [_as_dict(outcome) for outcome in outcomes],
+    }
+    shown: list[Shown] = [line for outcome in outcomes for line in _shown(outcome)]
+    if len(outcomes) > 1:
+        good = sum(outcome.verdict == "verified" for outcome in outcomes)
+        shown.append(f"{good} of {len(outcomes)} checkpoints verified")
+    return Answer(document, shown, _exit_code([outcome.verdict for outcome in outcomes]))
+
+
+def _is_path(text: str, *, given_store: bool) -> bool:
+    """A path has a slash; a plain name is one only where no store is named and a checkpoint folder lies there."""
+    if "/" in text or text in (".", ".."):
+        return True
+    return not given_store and Path(text, MANIFEST).is_file()
+
+
+def _exit_code(verdicts: Sequence[str]) -> int:
+    if "damaged" in verdicts:
+        return EXIT_FINDING
+    if "not read" in verdicts:
+        return EXIT_ERROR
+    return EXIT_OK if "verified" in verdicts else EXIT_NOTHING_RECOVERABLE
+
+
+def _chosen(catalog: Catalog, which: str, everything: bool) -> list[CheckpointInfo]:
+    if everything:
+        chosen = [info for info in catalog.checkpoints if info.status in ("committed", "quarantined")]
+        if not chosen:
+            raise NothingRecoverable(f"the run {catalog.run!r} has no checkpoint to verify", next_step="see onward ls")
+        return chosen
+    found = choose(catalog, which, "verify")
+    if found.status == "deleting":
+        raise NothingRecoverable(f"{found.folder} is being deleted", next_step="verify another one; see onward ls")
+    return [found]
+
+
+def _verify_one(
+    home: Home, places: RunPlaces, info: CheckpointInfo, method: Method, receipt: bool, threads: int
+) -> Checked:
+    total = _total_bytes(home.store, places.checkpoint(info.folder), method)
+    with progress(f"step {info.step}", total) as advance:
+        outcome = check(
+            home.store, places, info, method=method, leave_receipt=receipt, threads=threads, progress=advance
+        )
+    if outcome.receipt_problem:
+        say(f"no receipt could be left for {info.folder}: {outcome.receipt_problem}")
+    return outcome
+
+
+def _total_bytes(store: Store, folder: str, method: Method) -> int:
+    """How much is going to be hashed, as far as it can be told; only the progress bar rests on it."""
+    try:
+        return sum(e.size for path, e in walk_files(store, folder) if method == "full" or "safetensors" not in path)
+    except (StorageError, Damaged):
+        return 0
+
+
+def _shown(outcome: Checked) -> list[Shown]:
+    info, report = outcome.info, outcome.report
+    lines = [f"step {info.step} (seq:{info.sequence}) {info.folder}: {outcome.verdict}", *_coverage(report)]
+    if outcome.verdict == "deleted":
+        return [lines[0] + ", while it was looked at", ""]
+    found = [finding_table(report.findings), ""] if report.findings else []
+    if outcome.receipt == "quarantined":
+        found.insert(1, "  quarantined: a resume takes another one; the bytes are kept")
+    elif outcome.receipt == "verified" and report.method == "full" and info.status == "quarantined":
+        found.append("  the quarantine is lifted")
+    return [*lines, *found]
+
+
+def _coverage(report: VerifyReport) -> list[str]:
+    return [f"  {coverage_line(report.coverage)}, {report.seconds:.1f} s"]
+
+
+def _as_dict(outcome: Checked) -> dict[str, object]:
+    return {
+        "step": outcome.info.step,
+        "sequence": outcome.info.sequence,
+        "verdict": outcome.verdict,
+        "receipt": outcome.receipt or None,
+        "receipt_problem": outcome.receipt_problem or None,
+        "report": outcome.report,
+    }
+
+
+# --- a folder by itself ----------------------------------------------------------------------------------------------
+
+
+def _verify_lone(path: Path, method: Method, threads: int) -> Answer:
+    folder = path.resolve()  # links on the way to the folder are the user's choice; none inside it is followed
+    if not folder.is_dir():
+        raise NothingRecoverable(f"{path} is not a folder", next_step="name a checkpoint's folder")
+    if not any((folder / name).exists() for name in (MANIFEST, SUMS, LAYOUT, INTENT)):
+        raise NothingRecoverable(
+            f"{path} is not a checkpoint's folder: it has no {MANIFEST}", next_step="name the folder that holds it"
+        )
+    store = ReadOnlyStore(PosixStore(folder.parent))
+    place = Place(store=store, root=folder.name, tier=_LONE, name=folder.name)
+    try:
+        run = manifest_in(place).run
+    except OnwardError:
+        run = ""  # verify names what is wrong with the manifest
+    with progress(folder.name, _total_bytes(store, folder.name, method)) as advance:
+        report = verify(place, None, run=run, method=method, threads=threads, progress=advance)
+    verdict = verdict_of(report)
+    document = {"path": str(folder), "ok": report.ok, "verdict": verdict, "report": report}
+    shown: list[Shown] = [f"{plain(str(folder))}: {verdict}", *_coverage(report)]
+    if report.findings:
+        shown.append(finding_table(report.findings))
+    shown.append("  looked at alone: no ledger vouches for it, and no receipt is left")
+    return Answer(document, shown, _exit_code([verdict]))

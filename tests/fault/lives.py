@@ -1,0 +1,74 @@
+"""What the child processes of the sweeps do; each reports through ``tell`` what it was promised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from onward.catalog import incarnation as incarnation_module
+from onward.catalog import stores
+from onward.catalog.stores import init_store
+from onward.storage.syscalls import Syscalls
+
+from .harness import delete_step, make_store, posix, save_step, start
+from .state import many_small_files
+
+Tell = Callable[[object], None]
+Make = Callable[[], Syscalls]
+"""Makes the fault in the child: a lock cannot be sent to another process."""
+many_small_files()
+
+
+def make(tell: Tell, root: Path, steps: tuple[int, ...]) -> None:
+    """A store with a run that has committed these steps."""
+    make_store(root, *steps)
+
+
+def saves(tell: Tell, root: Path, calls: Make) -> None:
+    """Takes over and saves step 20."""
+    incarnation = start(posix(root, calls()))
+    tell("took over")
+    save_step(incarnation, 20)
+    tell("acknowledged 20")
+    incarnation.end()
+
+
+def saves_twice(tell: Tell, root: Path, calls: Make) -> None:
+    """Takes over and saves steps 20 and 30."""
+    incarnation = start(posix(root, calls()))
+    for step in (20, 30):
+        save_step(incarnation, step)
+        tell(f"acknowledged {step}")
+    incarnation.end()
+
+
+def deletes(tell: Tell, root: Path, calls: Make) -> None:
+    """Takes over and deletes step 10."""
+    incarnation = start(posix(root, calls()))
+    delete_step(incarnation, 10)
+    tell("deleted 10")
+    incarnation.end()
+
+
+def recovers(tell: Tell, root: Path, calls: Make) -> None:
+    """Takes over, which clears up."""
+    start(posix(root, calls())).end()
+    tell("recovered")
+
+
+def leaves(tell: Tell, root: Path, life: str, calls: Make) -> None:
+    """Lives, but clears up nothing: what dead processes before it left lies there still."""
+    incarnation_module.recover = lambda *args, **kwargs: []  # type: ignore[assignment]
+    LIVES[life](tell, root, calls)
+
+
+def inits(tell: Tell, root: Path, calls: Make) -> None:
+    """Creates the store."""
+    stores.open_store = lambda url, **kwargs: posix(root, calls())  # type: ignore[assignment]
+    init_store(f"file://{root}")
+    tell("initialised")
+
+
+LIVES: dict[str, Callable[[Tell, Path, Make], None]] = {
+    job.__name__: job for job in (saves, saves_twice, deletes, recovers)
+}
