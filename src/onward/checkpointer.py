@@ -19,6 +19,7 @@ from onward.catalog.stores import open_home
 from onward.config import Config, load_config
 from onward.errors import ConfigurationError, MidStep, OnwardError, SaveFailed, Superseded, UsageError
 from onward.format.names import run_name
+from onward.policy.compatibility import table
 from onward.policy.triggers import due
 from onward.records import CheckpointInfo, Description
 from onward.restore.resume import Start, resume
@@ -28,6 +29,7 @@ from onward.save.captured import Captured, SaveContext
 from onward.save.pipeline import SaveResult, save
 from onward.save.writer import ThreadWriter
 from onward.state.describe import RunDescription
+from onward.state.model import ModelComponent
 from onward.state.register import register
 from onward.state.rng import RandomComponent
 from onward.state.snapshot import take
@@ -139,7 +141,11 @@ class Checkpointer:
         if self._incarnation is not None:
             raise UsageError("resume was called before", next_step="make one Checkpointer for each incarnation")
         take(self._components, 0)  # what cannot be saved is told now, not after hours of training
-        incarnation = begin(self._store, self.run, lease_seconds=self._config.lease.seconds, say=log.info)
+        for component in self._components:
+            if isinstance(component, ModelComponent) and component.name == "model":
+                for untied in component.untied(self._described.ties):
+                    warnings.warn(f"{untied}; each is saved and restored on its own", stacklevel=2)
+        incarnation = begin(self._store, self.run, lease_seconds=self._config.lease.seconds, say=log.warning)
         settings = replace(self._config.resume, waive=(*self._config.resume.waive, *waive))
         try:
             start = resume(
@@ -151,7 +157,7 @@ class Checkpointer:
                 source_run=source_run,
                 checkpoint=checkpoint,
                 allow_fresh_start=allow_fresh_start,
-                say=log.info,
+                say=log.warning,
             )
         except BaseException:
             incarnation.end()
@@ -160,8 +166,9 @@ class Checkpointer:
         self._boundary = start.next_step
         self._position = self._data_position()
         self._parent = start.checkpoint.sequence if start.checkpoint else None
-        random = self._random()
-        self._random_state = random.state()
+        self._random_state = self._random().state()
+        if start.differences:
+            log.warning("the configuration differs from the checkpoint's:\n%s", table(start.differences))
         return start
 
     def finish_restore(self) -> None:

@@ -166,7 +166,7 @@ def check_second_recovery(store: Store) -> None:
         Broken: *idempotent*.
     """
     before = snapshot(store)
-    take_over(store)
+    start(store).end()
     after = snapshot(store)
     if before != after:
         differ = sorted(set(before.items()) ^ set(after.items()))

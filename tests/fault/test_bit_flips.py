@@ -43,7 +43,7 @@ from onward.upkeep.verify import verify
 
 NEWEST, BEFORE = "step-000000000030-5", "step-000000000020-4"
 UNUSED = "step-000000000040-6"  # truly damaged and quarantined, so that its receipt is what holds it back
-SAMPLE, ALL = 500, 10_000
+SAMPLE, ALL = 400, 10_000
 
 VOUCHED = (
     *("ledger open", "ledger checkpoint", "ledger delete", "manifest", "checksum list", "layout", "record", "index"),

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from onward.catalog.attempts import read_outcomes
+from onward.catalog.listing import read_catalog
 from onward.catalog.stores import init_store
 from onward.errors import ConfigurationError
 from onward.storage.syscalls import Syscalls
@@ -26,6 +27,7 @@ from .conftest import Templates
 from .harness import (
     PLACES,
     Seen,
+    check_checkpoint,
     check_second_recovery,
     check_stories,
     copy_store,
@@ -91,7 +93,9 @@ def check(root: Path, allowed: set[tuple[int, ...]], *, go_on: bool = True) -> S
         incarnation = start(store)
         save_step(incarnation, 40)
         incarnation.end()
-        assert take_over(store).steps == (40, *seen.steps)
+        offered = read_catalog(store, PLACES, seen.incarnation.tier).offered()
+        assert tuple(info.step for info in offered) == (40, *seen.steps)
+        check_checkpoint(store, offered[0])
     return seen
 
 

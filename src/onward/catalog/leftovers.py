@@ -88,7 +88,7 @@ def plan_recovery(store: Store, places: RunPlaces, view: LedgerView, owner: Owne
         remove=tuple(
             item.name
             for item in items
-            if item.kind != "folder" and (found := parse_writing_folder(item.name)) and found.sequence <= fence
+            if item.kind != "folder" and (link := parse_writing_folder(item.name)) and link.sequence <= fence
         ),
         keep=tuple(sorted(n for n, (_, s) in complete.items() if s <= fence and f"folder-{n}.json" not in told)),
         finish=tuple(delete for delete in view.deletes.values() if delete.folder in folders),

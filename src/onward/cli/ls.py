@@ -20,7 +20,7 @@ from onward.errors import Damaged, OnwardError, StorageError
 from onward.format.names import RunPlaces
 from onward.records import AttemptOutcome, CheckpointInfo, Finding, Manifest
 from onward.report.checkpoints import Row, checkpoint_row, checkpoint_table, finding_table, outcome_table
-from onward.report.tables import Column, Table, age, counted, plain, size
+from onward.report.tables import Column, Table, age, counted, plain
 from onward.storage.base import Store, walk_files
 
 EPILOG = closing("onward ls --store file:///data/ckpt --run llama3-8b", {0: "done, also when there is nothing"}, 3, 78)
@@ -76,7 +76,8 @@ def _nothing_yet(home: Home) -> Answer:
 
 
 def _list_runs(home: Home) -> Answer:
-    store, rows, document = home.reader(), [], []
+    store, rows = home.reader(), []
+    document: list[dict[str, object]] = []
     for name in home.runs:
         places = RunPlaces(name)
         catalog, owner = home.catalog(places), find_owner(store, places)

@@ -17,6 +17,7 @@ from rich.text import Text
 from onward.records import JsonTree
 
 _GAP = 2
+_SPANS = ((100, 1, "s"), (100 * 60, 60, "min"), (48 * 3600, 3600, "h"))
 _TONES = {
     "committed": "green",
     "full": "green",
@@ -65,11 +66,7 @@ def age(since: str, now: datetime) -> str:
         return "?"
     seconds = (now - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds()
     span = abs(seconds)
-    for limit, unit, word in ((100, 1, "s"), (100 * 60, 60, "min"), (48 * 3600, 3600, "h")):
-        if span < limit:
-            break
-    else:
-        unit, word = 86400, "d"
+    unit, word = next(((unit, word) for limit, unit, word in _SPANS if span < limit), (86400, "d"))
     text = f"{span / unit:.0f} {word}"
     return f"in {text}" if seconds < 0 and not text.startswith("0 ") else text
 

@@ -96,7 +96,7 @@ def resume(
         allow_fresh_start: Begin at step 0 although commits exist or existed.
         rank: This process.
         world_size: All processes.
-        say: Told of every decision, for people.
+        say: Told of everything that a person should know: what is damaged, and what was not used.
 
     Raises:
         NothingRecoverable: Commits exist or existed, and none can be used.
@@ -116,7 +116,6 @@ def resume(
     for finding in catalog.findings:
         say(f"{finding.file}: {finding.message}")
     if not warm and _is_first_start(catalog):
-        say("no checkpoint was ever committed: first start")
         return Start(next_step=0, checkpoint=None, mode="first-start", recovered=incarnation.recovered)
     rejected: list[Rejection] = []
     ready: _Ready | None = None

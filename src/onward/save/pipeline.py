@@ -9,6 +9,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from onward.catalog.attempts import record_outcome
@@ -16,10 +17,10 @@ from onward.catalog.incarnation import Incarnation
 from onward.catalog.ledger import Ledger
 from onward.catalog.quarantine import record_verification
 from onward.catalog.reader import Place
-from onward.catalog.stamp import now
+from onward.catalog.stamp import now, token
 from onward.errors import ConfigurationError, OnwardError, SaveFailed, StorageError, Superseded
 from onward.format.codec import LIMITS, decode
-from onward.format.names import ASSETS, INTENT, distinct_paths
+from onward.format.names import ASSETS, INTENT, checkpoint_folder, distinct_paths
 from onward.policy.capacity import require_space
 from onward.records import FORMAT, CheckpointEntry, CheckpointInfo, Intent, LedgerEntry, VerifyReport, VoidEntry
 from onward.save.captured import Captured, SaveContext
@@ -86,6 +87,7 @@ def save(incarnation: Incarnation, captured: Captured, context: SaveContext, set
         seconds: dict[str, float] = {"capture": captured.seconds}
         attempt: Attempt | None = None
         try:
+            _step_over_taken_names(ledger, captured.step)
             attempt = begin_attempt(store, ledger, step=captured.step, world_size=context.world_size, pid=os.getpid())
             record = write_rank(
                 store,
@@ -185,13 +187,19 @@ def _give_up(ledger: Ledger, attempt: Attempt, cause: OnwardError) -> None:
     with suppress(OnwardError):
         if _is_own(store, places.checkpoint(attempt.final), attempt):
             # Already renamed: an answer of the store may have lied, so the number is taken out of the game first.
-            ledger.append(
-                lambda sequence, previous: _void(ledger, attempt, cause, sequence, previous), Barrier.LEDGER_COMMIT
-            )
+            ledger.append(partial(_void, ledger, attempt.id, cause.message), Barrier.LEDGER_COMMIT)
             remove_tree(store, places.checkpoint(attempt.final))
 
 
-def _void(ledger: Ledger, attempt: Attempt, cause: OnwardError, sequence: int, previous: str) -> LedgerEntry:
+def _step_over_taken_names(ledger: Ledger, step: int) -> None:
+    """Gives up numbers whose folder name is taken by a folder that was copied in by hand; it stays as it is."""
+    taken = {item.name for item in ledger.store.list(ledger.places.checkpoints)}
+    while checkpoint_folder(step, ledger.next) in taken:
+        reason = "a folder that this run did not write bears the name"
+        ledger.append(partial(_void, ledger, token(), reason), Barrier.LEDGER_COMMIT)
+
+
+def _void(ledger: Ledger, attempt: str, reason: str, sequence: int, previous: str) -> LedgerEntry:
     return VoidEntry(
         format=FORMAT,
         run=ledger.places.run,
@@ -199,8 +207,8 @@ def _void(ledger: Ledger, attempt: Attempt, cause: OnwardError, sequence: int, p
         previous=previous,
         incarnation=ledger.incarnation,
         epoch=ledger.epoch,
-        attempt=attempt.id,
-        reason=cause.message,
+        attempt=attempt,
+        reason=reason,
         time=now(),
     )
 

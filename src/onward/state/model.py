@@ -103,6 +103,24 @@ class ModelComponent:
             if module is not None:
                 module.set_extra_state(saved[name])
 
+    def untied(self, groups: Iterable[Iterable[str]]) -> list[str]:
+        """Which groups of names that are meant to be one tensor are not, in words.
+
+        Raises:
+            ConfigurationError: A name is not one of the model's.
+        """
+        live = {name: value for name, value in self._entries().items() if isinstance(value, torch.Tensor)}
+        said: list[str] = []
+        for group in map(tuple, groups):
+            if missing := [name for name in group if name not in live]:
+                raise ConfigurationError(
+                    f"{', '.join(missing)} of a declared tie is not in the model", next_step="mend describe(ties=...)"
+                )
+            ties = exact.find_ties({name: live[name] for name in group})
+            if any(name not in ties for name in group[1:]):
+                said.append(f"{', '.join(group)} are declared to be one tensor, but do not share memory")
+        return said
+
     def _at(self, name: str) -> str:
         return readable((self.name, name))
 

@@ -211,6 +211,11 @@ class OptimizerComponent:
         for key, value in entries.items():
             if not isinstance(key, Tensor):
                 extra[key] = value
+            elif not isinstance(value, Mapping):
+                kind = f"{type(value).__module__}.{type(value).__qualname__}"
+                raise UnsupportedState(
+                    f"{self.name}: the state of {names.get(key, 'a parameter')} is a {kind}, not a dict"
+                )
             elif key in names:
                 values[names[key]] = dict(value)
             else:

@@ -110,7 +110,7 @@ class SchedulerComponent:
             raise IncompatibleState("; ".join(problems))
         assert isinstance(saved, Mapping)
         live = _fields(self._scheduler)
-        if unknown := sorted(set(keep) - live.keys()):
+        if unknown := sorted(set(keep) - live.keys() - saved["shape"].keys()):
             raise UsageError(f"{self.name}: no field {', '.join(unknown)} to keep")
         kept = {
             field: (owner, name, getattr(owner, name))
@@ -159,8 +159,8 @@ def _owner(scheduler: Any, field: str) -> list[tuple[Any, str]]:
     *path, name = field.split(".")
     owner = scheduler
     for part in path:
-        owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
-    return [(owner, name)] if name in vars(owner) and not isinstance(owner, types.FunctionType) else []
+        owner = owner[int(part)] if part.isdigit() else getattr(owner, part, None)
+    return [(owner, name)] if name in getattr(owner, "__dict__", {}) else []
 
 
 def _seen_of(function: Any) -> dict[str, Any]:

@@ -422,6 +422,14 @@ def test_state_of_a_parameter_in_no_group_is_refused() -> None:
         OptimizerComponent("optimizer", optimizer, {"p": p, "q": q}).state()
 
 
+def test_state_that_is_not_a_dict_is_refused_by_name() -> None:
+    p = nn.Parameter(torch.zeros(2))
+    optimizer = SGD([p], lr=0.1)
+    optimizer.state[p] = torch.zeros(2)
+    with pytest.raises(UnsupportedState, match=r"the state of p is a torch\.Tensor, not a dict"):
+        OptimizerComponent("optimizer", optimizer, {"p": p}).state()
+
+
 def test_tied_parameters_go_by_one_name_and_are_found_by_each() -> None:
     """A tied parameter may be listed under other names first after a resume."""
     model, optimizer = build(AdamW)

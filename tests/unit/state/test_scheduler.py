@@ -270,6 +270,16 @@ def test_load_keeps_the_named_live_fields_and_takes_the_others() -> None:
         fresh.load(saved, keep=["T_min"])
 
 
+def test_a_field_that_the_live_schedule_lacks_is_a_difference_and_may_be_kept_away() -> None:
+    """An upgrade of the user's own scheduler that drops a field."""
+    source = build(OwnSchedule)[2]
+    source.gone = 3
+    saved = stored(SchedulerComponent("scheduler", source))
+    fresh = SchedulerComponent("scheduler", build(OwnSchedule)[2])
+    assert fresh.static_differences(saved) == [("gone", None, 3)]
+    fresh.load(saved, keep=["gone"])
+
+
 def test_counters_tell_how_far_the_schedule_is() -> None:
     model, optimizer, scheduler = build(SCHEDULES["cosine"])
     train(model, optimizer, scheduler, range(3))
