@@ -211,4 +211,3 @@ def place_of(store: Store, folder: str) -> Place:
 def verified(store: Store, folder: str, **options: Any) -> VerifyReport:
     """The verdict on one checkpoint, as a lone folder."""
     return verify(place_of(store, folder), None, run=RUN, threads=1, **options)
-

@@ -144,7 +144,7 @@ def same(one: Any, other: Any) -> bool:
 def start_process(target: Callable[..., None], *arguments: Any) -> Any:
     """Starts ``target`` in a process of its own: a fork of one that has done nothing but imports."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["onward.checkpointer", "torch._dynamo.eval_frame", "torchdata.stateful_dataloader"])
+    context.set_forkserver_preload(["onward.checkpointer", "torch._dynamo", "torchdata.stateful_dataloader", "pytest"])
     process = context.Process(target=_single_threaded, args=(target, *arguments), daemon=False)
     process.start()
     return process

@@ -173,7 +173,7 @@ def test_a_quota_that_hits_only_the_receipt_leaves_the_checkpoint_newest(url: st
         full = True
         box["x"].fill_(20)
         box["n"] = 20
-        with pytest.warns(UserWarning, match="EDQUOT"), pytest.raises(onward.OnwardError, match="20"):
+        with pytest.warns(UserWarning, match="EDQUOT"), pytest.raises(onward.OnwardError):
             ckpt.save(20, wait=True)
         full = False
         assert [c.step for c in ckpt.checkpoints()] == [20, 10]

@@ -87,7 +87,9 @@ def world() -> Image:
     resumed(store)  # rolls the attempt back (a story), quarantines 40 (a receipt)
     run = start(store)
     attempt = begin_attempt(store, run.ledger, step=50, world_size=1, pid=1)
-    write_rank(store, PLACES.checkpoint(attempt.writing), captured(50), context(), run=RUN, attempt=attempt.id, threads=1)
+    write_rank(
+        store, PLACES.checkpoint(attempt.writing), captured(50), context(), run=RUN, attempt=attempt.id, threads=1
+    )
     die(run)
     return image(store)
 
@@ -258,7 +260,9 @@ def test_ten_thousand_flipped_bits_are_found_and_never_loaded(world: Image) -> N
     sweep(world, ALL, seed=2)
 
 
-@pytest.mark.parametrize("kind", ["ledger open", "ledger checkpoint", "ledger delete", "receipt", "story of an attempt"])
+@pytest.mark.parametrize(
+    "kind", ["ledger open", "ledger checkpoint", "ledger delete", "receipt", "story of an attempt"]
+)
 def test_a_flipped_bit_in_a_version_number_does_not_make_a_newer_format(world: Image, kind: str) -> None:
     """One bit turns format 1 into 0, 3, 5 or 9; that is damage to one file, not a reason to stop reading the run."""
     for path, _, _ in territory(world)[kind]:

@@ -13,7 +13,7 @@ from recorder import reasons, resumed
 from support import PLACES, RUN, TIER, commit, content, die, place_of, posix_store, start
 
 from onward.catalog.listing import read_catalog
-from onward.errors import OnwardError
+from onward.errors import NothingRecoverable, OnwardError
 from onward.storage.posix import PosixStore
 from onward.upkeep.adopt import adopt
 from onward.upkeep.verify import verify
@@ -81,10 +81,16 @@ def _plus_a_byte(path: Path) -> None:
 
 
 def _swapped(path: Path) -> None:
-    other = Path(str(path).replace(NEWEST, BEFORE))
+    """With the next file of the same checkpoint: both are there, whole, and under the wrong name."""
+    home = next(parent for parent in path.parents if parent.name == NEWEST)
+    other = home / partner(str(path.relative_to(home)))
     keep = other.read_bytes()
     other.write_bytes(path.read_bytes())
     path.write_bytes(keep)
+
+
+def partner(file: str) -> str:
+    return FILES[(FILES.index(file) + 1) % len(FILES)]
 
 
 def _foreign(path: Path) -> None:
@@ -92,7 +98,7 @@ def _foreign(path: Path) -> None:
 
 
 def _link_to_its_own_bytes(path: Path) -> None:
-    away = path.parents[len(path.parents) - 1] / path.parent / f"{path.name}.away"
+    away = path.with_name(f"{path.name}.away")
     path.rename(away)
     path.symlink_to(away)
 
@@ -126,24 +132,25 @@ def test_a_damaged_file_of_the_newest_gives_way_to_the_one_before(
     report = verify(place_of(store, NEWEST), info, run=RUN, threads=1)
     assert not report.ok
     assert file in {finding.file for finding in report.findings}
-    if damage is _swapped and file not in ("manifest.json", "manifest.sha256"):
-        # Both were damaged by the swap: refused, and told for both; starting from zero is not an answer.
-        with pytest.raises(OnwardError) as refused:
-            resumed(store)
-        assert refused.value.code == "nothing-recoverable"
-        assert f"{NEWEST}: {file}" in refused.value.message
-        assert f"{BEFORE}: {file}" in refused.value.message
-        return
-    if damage is _swapped:
-        with pytest.raises(OnwardError, match="nothing-recoverable"):
-            resumed(store)
-        return
     begun, part = resumed(store)
     assert begun.next_step == 10
     assert part.bytes() == content(10)
-    assert f"{NEWEST}/{file}" in reasons(begun)
+    damaged = {file, partner(file)} if damage is _swapped else {file}
+    assert {f"{NEWEST}/{each}" for each in damaged} & set(reasons(begun))
     assert all(finding.message and finding.tier == TIER for r in begun.rejected for finding in r.reasons)
     assert tree(checkpoints(root)) == before, "nothing is deleted or changed"
+
+
+@pytest.mark.parametrize("file", [name for name in FILES if name != "layout.json"])
+def test_files_swapped_between_two_checkpoints_are_refused_in_both(root: Path, file: str) -> None:
+    """Each is a whole file of the right kind and run; starting from step 0 is not an answer, and both are told."""
+    one, other = (checkpoints(root) / folder / file for folder in (NEWEST, BEFORE))
+    keep = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(keep)
+    with pytest.raises(NothingRecoverable) as refused:
+        resumed(PosixStore(root))
+    assert all(f"{folder}: {file}" in refused.value.message for folder in (NEWEST, BEFORE))
 
 
 LEDGER = tuple(f"ledger/{number:09d}.json" for number in (1, 2, 3))

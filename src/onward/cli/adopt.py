@@ -46,9 +46,9 @@ def command(
     run: RunOption = None,
     as_json: JsonOption = False,
 ) -> Answer:
-    """Make a checkpoint of a folder that was copied in by hand. A dry run, unless --yes is given.
+    """Take in a folder that was copied in by hand.
 
-    Copy it into the run's checkpoints/ first. Every byte is verified; then the folder gets a new name, from its step
+    A dry run, unless --yes is given. Copy it into the run's checkpoints/ first. Every byte is verified; then the folder gets a new name, from its step
     and the ledger's next number, and is committed. It is the newest then: a resume takes it. With --yes the run is
     taken over and cleared up, as by "onward recover". Refused while another live process uses the run.
     """

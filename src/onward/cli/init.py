@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -11,7 +11,6 @@ from onward.catalog.stores import init_store
 from onward.cli.options import JsonOption, closing
 from onward.cli.screen import Answer
 from onward.report.tables import facts, size
-from onward.storage.posix import Mode as StoreMode
 from onward.storage.probe import Probe
 from onward.storage.registry import open_store
 
@@ -42,7 +41,7 @@ def command(
     The place is tried out first: whether of two writers exactly one wins a name, whether folders can be made
     durable. Where it fails, no store is made. The folder is made when it is not there.
     """
-    record, found = init_store(url, mode=cast(StoreMode, mode.value), tier=tier)
+    record, found = init_store(url, mode=mode.value, tier=tier)
     place = open_store(url).url
     document = {"store": place, "record": record, "probe": found.as_dict()}
     return Answer(
@@ -62,9 +61,7 @@ def _findings(found: Probe) -> dict[str, str]:
     skew = found.clock_skew_seconds
     return {
         "one winner of a name": "yes" if found.create_if_absent else "NO",
-        "names given by": {"link": "hard link", "rename": "rename that replaces nothing", None: "nothing"}[
-            found.publish
-        ],
+        "names given by": {"link": "hard link", "rename": "no-replace rename"}.get(found.publish or "", "nothing"),
         "folders made durable": "yes" if found.folder_sync else "NO",
         "direct I/O": "yes" if found.direct_io else "no (it would only be faster)",
         "case kept apart": "yes" if found.case_sensitive else "no",

@@ -104,7 +104,7 @@ def _print(text: str) -> None:
 
 
 def _stdout_is_gone() -> None:
-    """The reader has ended (``| head``): what is still buffered goes nowhere, so that the interpreter's end is quiet."""
+    """The reader has ended (``| head``): what is still buffered goes nowhere, so that the end is quiet."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

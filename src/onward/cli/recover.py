@@ -30,9 +30,9 @@ def command(
     run: RunOption = None,
     as_json: JsonOption = False,
 ) -> Answer:
-    """Clear up what dead processes left of their saves and deletes. A dry run, unless --yes is given.
+    """Clear up what dead processes left unfinished.
 
-    Without --yes nothing is written and the run is not taken over. With --yes the run is taken over (from then on an
+    A dry run, unless --yes is given: without --yes nothing is written and the run is not taken over. With --yes the run is taken over (from then on an
     older process that only slept can no longer commit), saves that never became a checkpoint are removed, complete
     folders that no commit names are kept, and deletes that were decided are finished. No checkpoint is touched. It is
     refused while another live process uses the run. A start of the training does the same by itself.

@@ -39,7 +39,7 @@ def command(
     run: RunOption = None,
     as_json: JsonOption = False,
 ) -> Answer:
-    """Show what a checkpoint is: its manifest, and what receipts say of it.
+    """Show a checkpoint's manifest and receipts.
 
     Only the manifest is read and checked (with --tensors also layout and records); "onward verify" checks the rest.
     A folder that could be adopted is shown too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +29,7 @@ from onward.format.names import INTENT, LAYOUT, MANIFEST, SUMS, RunPlaces
 from onward.records import CheckpointInfo, VerifyReport
 from onward.report.checkpoints import coverage_line, finding_table
 from onward.report.tables import plain
-from onward.storage.base import Store, walk_files
+from onward.storage.base import NotFound, Store, walk_files
 from onward.storage.posix import PosixStore
 from onward.storage.wrappers import ReadOnlyStore
 from onward.upkeep.check import Checked, check, verdict_of
@@ -68,16 +69,19 @@ def command(
     run: RunOption = None,
     as_json: JsonOption = False,
 ) -> Answer:
-    """Verify checkpoints, and name every file, tensor and rank that is damaged.
+    """Verify checkpoints, and name what is damaged.
 
-    What is damaged is quarantined: no longer offered to a resume, its bytes kept (not with --no-receipt). A full
+    Every damaged file is named, with its tensor and rank. What is damaged is quarantined: no longer offered to a resume, its bytes kept (not with --no-receipt). A full
     verification that finds nothing lifts a quarantine. A run may be verified while it is trained. A PATH is looked at
     alone, without any store; nothing is written then.
     """
     method: Method = "full" if full else "quick"
     if everything and checkpoint is not None:
         raise UsageError("both --all and a checkpoint are given", next_step="choose one")
-    if checkpoint is not None and _is_path(checkpoint, given_store=not (config is store is run is None)):
+    named = [option for option in (config, store, run) if option is not None]
+    if checkpoint is not None and _is_path(checkpoint, store_is_named=bool(named)):
+        if named:
+            raise UsageError("a PATH is looked at without any store", next_step="leave --store, --config and --run out")
         return _verify_lone(Path(checkpoint), method, threads)
     home = find_home(config, store, run)
     places = home.place()
@@ -99,11 +103,11 @@ def command(
     return Answer(document, shown, _exit_code([outcome.verdict for outcome in outcomes]))
 
 
-def _is_path(text: str, *, given_store: bool) -> bool:
+def _is_path(text: str, *, store_is_named: bool) -> bool:
     """A path has a slash; a plain name is one only where no store is named and a checkpoint folder lies there."""
     if "/" in text or text in (".", ".."):
         return True
-    return not given_store and Path(text, MANIFEST).is_file()
+    return not store_is_named and Path(text, MANIFEST).is_file()
 
 
 def _exit_code(verdicts: Sequence[str]) -> int:
@@ -151,13 +155,15 @@ def _shown(outcome: Checked) -> list[Shown]:
     info, report = outcome.info, outcome.report
     lines = [f"step {info.step} (seq:{info.sequence}) {info.folder}: {outcome.verdict}", *_coverage(report)]
     if outcome.verdict == "deleted":
-        return [lines[0] + ", while it was looked at", ""]
-    found = [finding_table(report.findings), ""] if report.findings else []
+        return [f"{lines[0]} while it was looked at"]
+    shown: list[Shown] = [*lines]
+    if report.findings:
+        shown.append(finding_table(report.findings))
     if outcome.receipt == "quarantined":
-        found.insert(1, "  quarantined: a resume takes another one; the bytes are kept")
+        shown.append("  quarantined: a resume takes another one; the bytes are kept")
     elif outcome.receipt == "verified" and report.method == "full" and info.status == "quarantined":
-        found.append("  the quarantine is lifted")
-    return [*lines, *found]
+        shown.append("  the quarantine is lifted")
+    return shown
 
 
 def _coverage(report: VerifyReport) -> list[str]:
@@ -179,14 +185,16 @@ def _as_dict(outcome: Checked) -> dict[str, object]:
 
 
 def _verify_lone(path: Path, method: Method, threads: int) -> Answer:
-    folder = path.resolve()  # links on the way to the folder are the user's choice; none inside it is followed
-    if not folder.is_dir():
-        raise NothingRecoverable(f"{path} is not a folder", next_step="name a checkpoint's folder")
-    if not any((folder / name).exists() for name in (MANIFEST, SUMS, LAYOUT, INTENT)):
+    folder = Path(os.path.realpath(path))  # links on the way are the user's choice; inside the folder none is followed
+    store = ReadOnlyStore(PosixStore(folder.parent))
+    try:
+        names = {item.name for item in store.list(folder.name)}
+    except (NotFound, Damaged):
+        names = set()
+    if names.isdisjoint((MANIFEST, SUMS, LAYOUT, INTENT)):
         raise NothingRecoverable(
             f"{path} is not a checkpoint's folder: it has no {MANIFEST}", next_step="name the folder that holds it"
         )
-    store = ReadOnlyStore(PosixStore(folder.parent))
     place = Place(store=store, root=folder.name, tier=_LONE, name=folder.name)
     try:
         run = manifest_in(place).run

@@ -109,7 +109,7 @@ class ModelComponent:
         Raises:
             ConfigurationError: A name is not one of the model's.
         """
-        live = {name: value for name, value in self._entries().items() if isinstance(value, torch.Tensor)}
+        live = {name: value for name, value in self.state().items() if isinstance(value, torch.Tensor)}
         said: list[str] = []
         for group in map(tuple, groups):
             if missing := [name for name in group if name not in live]:
