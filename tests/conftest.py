@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import memory_store, posix_store, start
 
 from onward.catalog.incarnation import Incarnation
 from onward.storage.memory import MemoryStore
 from onward.storage.posix import PosixStore
+from support import memory_store, posix_store, start
 
 
 @pytest.fixture

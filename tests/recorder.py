@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from support import COMPONENT, RUN, SHAPES, TIES, start
 
 from onward.catalog.incarnation import Incarnation
 from onward.records import Description
@@ -16,6 +15,7 @@ from onward.restore.settings import ResumeSettings
 from onward.state import tensors as exact
 from onward.state.component import Scope
 from onward.storage.base import Store
+from support import COMPONENT, RUN, SHAPES, TIES, start
 
 LIVE = Description(model_config={"n_heads": 2})
 SETTINGS = ResumeSettings(threads=1)

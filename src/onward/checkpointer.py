@@ -324,7 +324,6 @@ class Checkpointer:
             raise error
         left = self._config.save.tolerate_failures - self._failures
         warnings.warn(f"{error}\n  training goes on; {left} more failures are tolerated", stacklevel=4)
-        log.error("%s", error)
 
     def _taken_over(self) -> Incarnation:
         if self._incarnation is None:

@@ -9,6 +9,20 @@ from functools import partial
 from itertools import count
 
 import pytest
+
+from onward.catalog import incarnation as incarnation_module
+from onward.catalog.deletion import delete_checkpoint
+from onward.catalog.lease import acquire
+from onward.catalog.ledger import read_ledger
+from onward.catalog.listing import read_catalog
+from onward.catalog.reader import open_folder
+from onward.errors import OnwardError
+from onward.format.names import STORE_FILE
+from onward.restore.resume import Start
+from onward.save.commit import begin_attempt
+from onward.save.shards import write_rank
+from onward.storage.memory import MemoryStore
+from onward.upkeep.verify import verify
 from recorder import Recorder, resumed
 from support import (
     PLACES,
@@ -27,20 +41,6 @@ from support import (
     start,
 )
 
-from onward.catalog import incarnation as incarnation_module
-from onward.catalog.deletion import delete_checkpoint
-from onward.catalog.lease import acquire
-from onward.catalog.ledger import read_ledger
-from onward.catalog.listing import read_catalog
-from onward.catalog.reader import open_folder
-from onward.errors import OnwardError
-from onward.format.names import STORE_FILE
-from onward.restore.resume import Start
-from onward.save.commit import begin_attempt
-from onward.save.shards import write_rank
-from onward.storage.memory import MemoryStore
-from onward.upkeep.verify import verify
-
 NEWEST, BEFORE = "step-000000000030-5", "step-000000000020-4"
 UNUSED = "step-000000000040-6"  # truly damaged and quarantined, so that its receipt is what holds it back
 SAMPLE, ALL = 400, 10_000
@@ -51,7 +51,7 @@ VOUCHED = (
 )
 """Files that a digest vouches for: a flipped bit is always found."""
 HARMLESS = ("store record", "run record", "intent of an attempt", "story of an attempt", "kept manifest", "lease")
-"""Files on which no byte of a load rests: a flipped bit in them is refused by name, or changes nothing that is loaded."""
+"""Files on which no byte of a load rests: a flipped bit is refused by name, or changes nothing that is loaded."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ def world() -> Image:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flipped host name makes a lease another machine's; the wait for its sign of life runs on a clock that jumps."""
-    hurried = partial(acquire, sleep=lambda seconds: None, clock=lambda c=count(0.0, 1e6): next(c))
+    clock = count(0.0, 1e6)
+    hurried = partial(acquire, sleep=lambda seconds: None, clock=lambda: next(clock))
     monkeypatch.setattr(incarnation_module, "acquire", hurried)
 
 

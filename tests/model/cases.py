@@ -228,7 +228,7 @@ SMALL: dict[str, tuple[Config, ...]] = {
 MEDIUM: dict[str, tuple[Config, ...]] = {
     "posix": (
         Config(cuts=1, reader=True, ambiguous=True),
-        Config(saves=2, failed_saves=1, cuts=1),
+        Config(saves=2, cuts=1),
         Config(history="one", deletes=1, cuts=1, reader=True, ambiguous=True),
     ),
     "objects": (

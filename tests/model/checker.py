@@ -39,7 +39,7 @@ def explore(
     """
     checks = tuple(invariants.items())
     found: list[S] = [initial]
-    index: dict[S, int] = {initial: 0}
+    seen: set[S] = {initial}
     parents = array("q", [-1])
     actions: list[str] = [""]
 
@@ -56,10 +56,10 @@ def explore(
     position = 0
     while position < len(found):
         for action, state in successors(found[position]):
-            if state in index:
-                continue
             here = len(found)
-            index[state] = here
+            seen.add(state)  # one look-up, not two: hashing a state is what costs
+            if len(seen) == here:
+                continue
             found.append(state)
             parents.append(position)
             actions.append(action)

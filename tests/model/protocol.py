@@ -62,7 +62,8 @@ class Protocol(ABC):
         }
 
     def successors(self, state: State) -> Iterator[tuple[str, State]]:
-        state = state._replace(bad="")
+        if state.bad:
+            state = state._replace(bad="")
         for i, writer in enumerate(state.writers):
             # Writers are alike: only the first of those that have not started may start.
             if writer.pc == "stopped" or (writer.pc == "idle" and i and state.writers[i - 1].pc == "idle"):

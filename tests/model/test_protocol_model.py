@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from .cases import (
@@ -64,7 +66,7 @@ def test_a_rule_removed_breaks_an_invariant(case: Break) -> None:
 @pytest.mark.parametrize("case", NOTHING, ids=str)
 def test_a_rule_that_another_covers(case: Nothing) -> None:
     for config in SMALL[case.world]:
-        result = search(case.world, Config(**{**vars(config), "rules": Rules().without(case.rule)}))
+        result = search(case.world, replace(config, rules=Rules().without(case.rule)))
         assert result.exhausted, f"{case.rule} does prevent something: {result.story()}"
     if case.cover:
         alone, both = case.search(*case.cover), case.search(case.rule, *case.cover)
@@ -76,12 +78,12 @@ def test_a_rule_that_another_covers(case: Nothing) -> None:
 @pytest.mark.parametrize(("world", "rule"), DISCIPLINE_ONLY)
 def test_a_rule_that_only_keeps_discipline(world: str, rule: str) -> None:
     for config in SMALL[world]:
-        result = search(world, Config(**{**vars(config), "rules": Rules().without(rule)}), "harm")
+        result = search(world, replace(config, rules=Rules().without(rule)), "harm")
         assert result.exhausted, f"{rule} does prevent harm: {result.story()}"
 
 
 def test_every_rule_is_accounted_for() -> None:
-    shown = {(case.world, case.rule) for case in (*BREAKS, *NOTHING)}
+    shown = {(case.world, case.rule) for case in BREAKS} | {(case.world, case.rule) for case in NOTHING}
     assert shown == {(world, rule) for world in WORLDS for rule in RULE_NAMES if applies(world, rule)}
 
 

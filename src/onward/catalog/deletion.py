@@ -63,8 +63,10 @@ def finish_delete(store: Store, places: RunPlaces, sequence: int, name: str, *, 
             f"{places.deleted}/{name}.json",
             manifest,
             content=Barrier.DELETED_MANIFEST,
-            name=Barrier.DELETED_MANIFEST,
+            name=None,
         )
+    # Also when it was there: a delete before this one may have been cut off before its own barrier.
+    store.sync_folder(places.deleted, Barrier.DELETED_MANIFEST)
     remove_tree(store, folder)
     write_receipt(
         store,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from onward.catalog.lease import Lease, acquire
@@ -10,7 +11,7 @@ from onward.catalog.ledger import Ledger, LedgerView, take_over
 from onward.catalog.recovery import recover
 from onward.catalog.stamp import actor, now
 from onward.catalog.stores import open_home
-from onward.errors import ConfigurationError
+from onward.errors import ConfigurationError, Damaged
 from onward.format.codec import SMALL_LIMIT, decode, encode
 from onward.format.names import RUNS, RunPlaces, run_name
 from onward.records import FORMAT, AttemptOutcome, RunRecord
@@ -44,11 +45,13 @@ def make_run(store: Store, places: RunPlaces) -> None:
     try:
         store.create(places.run_file, encode(record), content=Barrier.META, name=None)
     except AlreadyExists:
-        found = decode(store.read(places.run_file, limit=SMALL_LIMIT), RunRecord, places.run_file)
-        if found.run != places.run:
-            raise ConfigurationError(
-                f"{places.root} holds the run {found.run!r}", next_step="rename the folder back to its run's name"
-            ) from None
+        # Nothing rests on this file but the name: a damaged one must not stand between a run and its checkpoints.
+        with suppress(Damaged):
+            found = decode(store.read(places.run_file, limit=SMALL_LIMIT), RunRecord, places.run_file)
+            if found.run != places.run:
+                raise ConfigurationError(
+                    f"{places.root} holds the run {found.run!r}", next_step="rename the folder back to its run's name"
+                ) from None
     # Also when the folders were there: a start before this one may have been cut off before its own barrier.
     for folder in (RUNS, places.root):
         store.sync_folder(folder, Barrier.RUN_FOLDER)

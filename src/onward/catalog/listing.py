@@ -9,9 +9,10 @@ from typing import Literal
 
 from onward.catalog.ledger import LedgerView, read_ledger
 from onward.catalog.receipts import read_receipts
-from onward.errors import StorageError
+from onward.errors import OnwardError, StorageError
+from onward.format.codec import SMALL_LIMIT, decode
 from onward.format.names import RUNS, RunPlaces, parse_writing_folder
-from onward.records import CheckpointEntry, CheckpointInfo, Finding, Receipt
+from onward.records import CheckpointEntry, CheckpointInfo, Finding, Receipt, RunRecord
 from onward.storage.base import Entry, NotFound, Store
 
 
@@ -68,7 +69,7 @@ def read_catalog(store: Store, places: RunPlaces, tier: str, view: LedgerView | 
         NotFound: The run does not exist in this store.
     """
     view = view if view is not None else read_ledger(store, places)
-    findings = list(view.findings)
+    findings = [*view.findings, *_run_file(store, places, tier)]
     in_deleted = _names(store, places.deleted)
     items = _items(store, places.checkpoints)
     present = {item.name for item in items if item.kind == "folder"}
@@ -124,6 +125,14 @@ def _info(
         receipts=tuple(receipts),
         reason=reason,
     )
+
+
+def _run_file(store: Store, places: RunPlaces, tier: str) -> list[Finding]:
+    try:
+        decode(store.read(places.run_file, limit=SMALL_LIMIT), RunRecord, places.run_file)
+    except OnwardError as error:
+        return [Finding(code="run-file-damaged", message=error.message, tier=tier, file=places.run_file)]
+    return []
 
 
 def _items(store: Store, folder: str) -> list[Entry]:

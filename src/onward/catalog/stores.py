@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Literal, cast
 
 from onward.catalog.stamp import now, token
-from onward.errors import ConfigurationError, StorageError, StoreMissing, StoreUnsuitable
+from onward.errors import ConfigurationError, FormatError, StorageError, StoreMissing, StoreUnsuitable
 from onward.format.codec import SMALL_LIMIT, decode_store_record, encode_store_record
 from onward.format.names import RUNS, STORE_FILE
 from onward.records import FORMAT, StoreRecord
@@ -53,7 +53,14 @@ def read_store_record(store: Store) -> StoreRecord:
         data = store.read(STORE_FILE, limit=SMALL_LIMIT)
     except NotFound as error:
         raise StoreMissing(f"{store.url} is not a store: it has no {STORE_FILE}") from error
-    return decode_store_record(data, f"{store.url}/{STORE_FILE}")
+    try:
+        return decode_store_record(data, f"{store.url}/{STORE_FILE}")
+    except FormatError as error:
+        raise FormatError(
+            error.message,
+            next_step=f"the checkpoints are not touched by this: put {STORE_FILE} back from a copy, or move it away and "
+            "run `onward init` on the same place, which keeps what is there",
+        ) from error
 
 
 def open_home(url: str | Store) -> tuple[Store, StoreRecord]:

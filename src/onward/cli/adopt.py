@@ -16,7 +16,7 @@ from onward.cli.options import ConfigOption, Home, JsonOption, RunOption, StoreO
 from onward.cli.screen import Answer, Shown, say
 from onward.errors import EXIT_BUSY, EXIT_ERROR, EXIT_FINDING, EXIT_OK, UsageError
 from onward.format.names import RunPlaces, checkpoint_folder
-from onward.report.checkpoints import coverage_line, finding_table, outcome_table
+from onward.report.checkpoints import coverage_line, finding_lines, outcome_table
 from onward.report.tables import plain
 from onward.storage.posix import PosixStore
 from onward.upkeep.adopt import adopt
@@ -48,9 +48,10 @@ def command(
 ) -> Answer:
     """Take in a folder that was copied in by hand.
 
-    A dry run, unless --yes is given. Copy it into the run's checkpoints/ first. Every byte is verified; then the folder gets a new name, from its step
-    and the ledger's next number, and is committed. It is the newest then: a resume takes it. With --yes the run is
-    taken over and cleared up, as by "onward recover". Refused while another live process uses the run.
+    A dry run, unless --yes is given. Copy it into the run's checkpoints/ first. Every byte is verified; then the
+    folder gets a new name, from its step and the ledger's next number, and is committed. It is the newest then: a
+    resume takes it. With --yes the run is taken over and cleared up, as by "onward recover". Refused while another
+    live process uses the run.
     """
     home = find_home(config, store, run)
     places = home.place()
@@ -93,8 +94,7 @@ def _dry_run(home: Home, places: RunPlaces, catalog: Catalog, name: str) -> Answ
         "owner": owner.state,
     }
     shown: list[Shown] = [f"{plain(name)}: {verdict}", f"  {coverage_line(report.coverage)}"]
-    if report.findings:
-        shown.append(finding_table(report.findings))
+    shown += finding_lines(report.findings)
     if not report.ok:
         shown.append("it would not be adopted")
         return Answer(document, shown, EXIT_FINDING if verdict == "damaged" else EXIT_ERROR)

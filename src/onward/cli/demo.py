@@ -28,7 +28,8 @@ def command(
     """Prove it: train, kill inside a save, resume.
 
     A small GPT is trained on real text, killed inside a save and resumed; then it is compared with the same run that
-    was never killed, to the last bit, with a flipped bit and a negative control on the way. Takes about two minutes on two cores. Ends with a table of what was proven, and a page (report.html) in DIR.
+    was never killed, to the last bit, with a flipped bit and a negative control on the way. Takes about two minutes
+    on two cores. Ends with a table of what was proven, and a page (report.html) in DIR.
     """
     if find_spec("torch") is None:
         raise ConfigurationError(

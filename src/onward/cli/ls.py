@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +20,7 @@ from onward.cli.screen import Answer, Shown, now
 from onward.errors import Damaged, OnwardError, StorageError
 from onward.format.names import RunPlaces
 from onward.records import AttemptOutcome, CheckpointInfo, Finding, Manifest
-from onward.report.checkpoints import Row, checkpoint_row, checkpoint_table, finding_table, outcome_table
+from onward.report.checkpoints import Row, checkpoint_row, checkpoint_table, finding_lines, outcome_table
 from onward.report.tables import Column, Table, age, counted, plain
 from onward.storage.base import Store, walk_files
 
@@ -71,8 +72,10 @@ def command(
 def _nothing_yet(home: Home) -> Answer:
     what = f"the run {home.named!r} has not begun" if home.named else "there is no run yet"
     others = f"; its runs are: {', '.join(home.runs)}" if home.runs else ""
-    document = {"store": home.store.url, "tier": home.tier, "run": home.named or None, "checkpoints": []}
-    return Answer(document, [f"{home.store.url}: {what}{others}"])
+    empty = dict.fromkeys(("checkpoints", "attempts", "adoptable", "unknown", "outcomes", "findings"), ())
+    owner = {"state": "nobody", "lease": None}
+    document = {"store": home.store.url, "tier": home.tier, "run": home.named or None, "owner": owner, "newest": None}
+    return Answer({**document, **empty}, [f"{home.store.url}: {what}{others}"])
 
 
 def _list_runs(home: Home) -> Answer:
@@ -197,15 +200,15 @@ def _shown(home: Home, seen: _Seen, rows: list[Row], newest: CheckpointInfo | No
     for info in seen.catalog.checkpoints:
         if info.status == "quarantined":
             shown.append(f"step {info.step} (seq:{info.sequence}) is quarantined: {plain(info.reason)}")
-    shown += [f"take in with: onward adopt {plain(name)}" for name in seen.adoptable]
+    shown += [f"take in with: onward adopt {plain(shlex.quote(name))}" for name in seen.adoptable]
     if any(attempt.state == "abandoned" for attempt in seen.attempts):
-        shown.append("abandoned saves are cleared up by the next start of the run, or by: onward recover")
+        shown.append("clear up what was abandoned: onward recover --yes")
     if seen.unknown:
         shown.append(f"in checkpoints/, but not of onward: {plain(', '.join(seen.unknown))}")
     if seen.outcomes:
         shown += ["", outcome_table(seen.outcomes, heading="attempts that became no checkpoint")]
     if seen.findings:
-        shown += ["", finding_table(seen.findings, heading="findings")]
+        shown += ["", "findings", *finding_lines(seen.findings)]
     return shown
 
 

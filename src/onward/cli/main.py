@@ -20,7 +20,7 @@ from typer.main import get_command
 
 from onward._version import __version__
 from onward.cli import adopt, demo, init, ls, recover, show, verify
-from onward.cli.screen import Answer, screen
+from onward.cli.screen import Answer, screen, wrapped
 from onward.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE, OnwardError
 from onward.report.tables import plain
 
@@ -116,10 +116,12 @@ def _tell(code: str, message: str, next_step: str, exit_code: int, *, as_json: b
         _print(json.dumps({"error": error}, indent=2) + "\n")
     else:
         console = screen(aside=True)
-        for label, style, text in (("error: ", "bold red", message), ("next: ", "bold", next_step)):
-            if text:
-                lines = "\n".join(plain(line) for line in text.splitlines())
-                console.print(Text.assemble((label, style), lines), crop=False, overflow="ignore")
+        for label, style, words in (("error", "bold red", message), ("next", "bold", next_step)):
+            if words:
+                lines = "\n".join(plain(line) for line in words.split("\n"))
+                text = Text(wrapped(f"{label}: {lines}", console.width))
+                text.stylize(style, 0, len(label) + 1)
+                console.print(text, soft_wrap=True)
     return exit_code
 
 

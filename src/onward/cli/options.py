@@ -76,6 +76,8 @@ class Home:
             raise NothingRecoverable(
                 f"{self.store.url} has no run yet", next_step="the first start of a training run makes it"
             )
+        if len(self.runs) == 1 and not self.named:
+            return RunPlaces(self.runs[0])
         choice = ", ".join(self.runs)
         if self.named:
             raise UsageError(f"{self.store.url} has no run {self.named!r}", next_step=f"its runs are: {choice}")

@@ -17,7 +17,7 @@ from onward.cli.options import (
 from onward.cli.screen import Answer, Shown, say
 from onward.errors import EXIT_BUSY, EXIT_OK
 from onward.format.names import RunPlaces
-from onward.report.checkpoints import finding_table, outcome_table
+from onward.report.checkpoints import finding_lines, outcome_table
 from onward.report.tables import Column, Table, plain
 
 EPILOG = closing("onward recover --store file:///data/ckpt --yes", {0: "cleared up, or nothing to do"}, 4, 5, 78)
@@ -32,10 +32,11 @@ def command(
 ) -> Answer:
     """Clear up what dead processes left unfinished.
 
-    A dry run, unless --yes is given: without --yes nothing is written and the run is not taken over. With --yes the run is taken over (from then on an
-    older process that only slept can no longer commit), saves that never became a checkpoint are removed, complete
-    folders that no commit names are kept, and deletes that were decided are finished. No checkpoint is touched. It is
-    refused while another live process uses the run. A start of the training does the same by itself.
+    A dry run, unless --yes is given: without --yes nothing is written and the run is not taken over. With --yes the
+    run is taken over (from then on an older process that only slept can no longer commit), saves that never became a
+    checkpoint are removed, complete folders that no commit names are kept, and deletes that were decided are
+    finished. No checkpoint is touched. It is refused while another live process uses the run. A start of the training
+    does the same by itself.
     """
     home = find_home(config, store, run)
     places = home.place()
@@ -77,7 +78,7 @@ def _dry_run(home: Home, places: RunPlaces) -> Answer:
         shown += ["", Table(columns, tuple(rows))]
     shown += ["", _verdict(places, owner, plan)]
     if findings:
-        shown += ["", finding_table(findings, heading="findings (recovery changes nothing about them)")]
+        shown += ["", "findings, which recovery does not change", *finding_lines(findings)]
     return Answer(document, shown, EXIT_BUSY if busy else EXIT_OK)
 
 
@@ -98,8 +99,8 @@ def _verdict(places: RunPlaces, owner: Owner, plan: RecoveryPlan) -> str:
     if owner.state == "alive":
         return f"the run is in use by {who}: with --yes this is refused until that process has ended"
     what = "nothing to clear up" if plan.empty else "nothing was changed; do it with --yes"
-    if owner.state == "unknown" and lease is not None:
-        return f"{what} (waits {lease.lease_seconds:.0f} s for a sign of life of {who})"
+    if owner.state == "unknown":
+        return f"{what} (it waits first for a sign of life of {who})"
     return f"{what} (the last owner, {who}, is dead)" if owner.state == "dead" else what
 
 

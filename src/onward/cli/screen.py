@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from onward.report.tables import Table, plain
 _UNBOUNDED = 10_000
 """Cells in a line that goes to a file or a pipe: nothing is cut or wrapped there."""
 
-Shown = str | Text | Table
+Shown = str | Table
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,11 @@ class Answer:
         console = screen()
         with console.capture() as captured:
             for item in self.shown:
-                if isinstance(item, Table):
-                    if item.rows:
-                        console.print(item.rich(console.width), crop=False)
-                else:
-                    # Words wrap; a path or a command longer than the line stays whole, to be copied.
-                    console.print(item, crop=False, overflow="ignore")
-        return captured.get()
+                if isinstance(item, str):
+                    console.print(wrapped(item, console.width), soft_wrap=True)
+                elif item.rows:
+                    console.print(item.rich(console.width), crop=False)
+        return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def screen(*, aside: bool = False) -> Console:
@@ -59,7 +58,21 @@ def screen(*, aside: bool = False) -> Console:
 
 def say(text: str) -> None:
     """A message that is not part of the answer."""
-    screen(aside=True).print(Text(plain(text), style="dim"), crop=False, overflow="ignore")
+    console = screen(aside=True)
+    console.print(Text(wrapped(plain(text), console.width), style="dim"), soft_wrap=True)
+
+
+def wrapped(text: str, width: int) -> str:
+    """``text`` with its words wrapped; a path or a command longer than a line stays whole, to be copied."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        words = line.lstrip(" ")
+        margin = " " * (len(line) - len(words))
+        fill = textwrap.TextWrapper(
+            width, initial_indent=margin, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False
+        )
+        lines += fill.wrap(words) or [""]
+    return "\n".join(lines)
 
 
 def now() -> datetime:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from math import prod
 from typing import Annotated
 
@@ -24,7 +25,7 @@ from onward.report.checkpoints import (
     receipt_table,
     tensor_table,
 )
-from onward.report.tables import Table, counted, facts, size
+from onward.report.tables import ago, counted, plain, size
 
 EPILOG = closing("onward show 10000 --tensors", {3: "its manifest is damaged", 4: "there is no such checkpoint"}, 78)
 
@@ -63,7 +64,8 @@ def command(
             for t in layout.tensors
         ]
     time = now()
-    shown: list[Shown] = [manifest_facts(manifest, time), _state(subject)]
+    shown: list[Shown] = [plain(f"{home.store.url}/{subject.place.root}"), ""]
+    shown.append(manifest_facts(manifest, _state(info, time), time))
     tables = [component_table(manifest), description_table(manifest)]
     if manifest.world_size > 1:
         tables.append(rank_table(manifest))
@@ -76,7 +78,7 @@ def command(
         if table.rows:
             shown += ["", table]
     if layout:
-        shown.append(_tensor_sum(layout, sizes))
+        shown += ["", _tensor_sum(layout, sizes)]
     return Answer(document, shown)
 
 
@@ -106,17 +108,14 @@ def _find(home: Home, places: RunPlaces, which: str) -> _Subject:
     return _Subject(place=place, places=places, info=info)
 
 
-def _state(subject: _Subject) -> Table:
-    info = subject.info
+def _state(info: CheckpointInfo | None, time: datetime) -> dict[str, str]:
     if info is None:
-        state = {"status": "adoptable: the ledger does not know it; see onward adopt"}
-    else:
-        state = {
-            "status": f"{info.status}: {info.reason}" if info.reason else info.status,
-            "verified": info.verified,
-            "committed": info.committed,
-        }
-    return facts({**state, "folder": f"{subject.place.store.url}/{subject.place.root}"})
+        return {"status": "adoptable: the ledger does not know it; see onward adopt"}
+    return {
+        "status": f"{info.status}: {info.reason}" if info.reason else info.status,
+        "verified": info.verified,
+        "committed": ago(info.committed, time),
+    }
 
 
 def _tensor_sum(layout: Layout, sizes: dict[str, int]) -> str:

@@ -27,12 +27,12 @@ from onward.errors import (
 )
 from onward.format.names import INTENT, LAYOUT, MANIFEST, SUMS, RunPlaces
 from onward.records import CheckpointInfo, VerifyReport
-from onward.report.checkpoints import coverage_line, finding_table
+from onward.report.checkpoints import coverage_line, finding_lines
 from onward.report.tables import plain
 from onward.storage.base import NotFound, Store, walk_files
 from onward.storage.posix import PosixStore
 from onward.storage.wrappers import ReadOnlyStore
-from onward.upkeep.check import Checked, check, verdict_of
+from onward.upkeep.check import Checked, Verdict, check, verdict_of
 from onward.upkeep.verify import Method, verify
 
 EPILOG = closing(
@@ -71,9 +71,9 @@ def command(
 ) -> Answer:
     """Verify checkpoints, and name what is damaged.
 
-    Every damaged file is named, with its tensor and rank. What is damaged is quarantined: no longer offered to a resume, its bytes kept (not with --no-receipt). A full
-    verification that finds nothing lifts a quarantine. A run may be verified while it is trained. A PATH is looked at
-    alone, without any store; nothing is written then.
+    Every damaged file is named, with its tensor and rank. What is damaged is quarantined: no longer offered to a
+    resume, its bytes kept (not with --no-receipt). A full verification that finds nothing lifts a quarantine. A run
+    may be verified while it is trained. A PATH is looked at alone, without any store; nothing is written then.
     """
     method: Method = "full" if full else "quick"
     if everything and checkpoint is not None:
@@ -153,17 +153,19 @@ def _total_bytes(store: Store, folder: str, method: Method) -> int:
 
 def _shown(outcome: Checked) -> list[Shown]:
     info, report = outcome.info, outcome.report
-    lines = [f"step {info.step} (seq:{info.sequence}) {info.folder}: {outcome.verdict}", *_coverage(report)]
+    lines = [f"step {info.step} (seq:{info.sequence}) {info.folder}: {_word(outcome.verdict, report)}"]
     if outcome.verdict == "deleted":
         return [f"{lines[0]} while it was looked at"]
-    shown: list[Shown] = [*lines]
-    if report.findings:
-        shown.append(finding_table(report.findings))
+    shown: list[Shown] = [*lines, *_coverage(report), *finding_lines(report.findings)]
     if outcome.receipt == "quarantined":
         shown.append("  quarantined: a resume takes another one; the bytes are kept")
     elif outcome.receipt == "verified" and report.method == "full" and info.status == "quarantined":
         shown.append("  the quarantine is lifted")
     return shown
+
+
+def _word(verdict: Verdict, report: VerifyReport) -> str:
+    return f"{verdict} ({report.method})" if verdict == "verified" else verdict
 
 
 def _coverage(report: VerifyReport) -> list[str]:
@@ -204,8 +206,7 @@ def _verify_lone(path: Path, method: Method, threads: int) -> Answer:
         report = verify(place, None, run=run, method=method, threads=threads, progress=advance)
     verdict = verdict_of(report)
     document = {"path": str(folder), "ok": report.ok, "verdict": verdict, "report": report}
-    shown: list[Shown] = [f"{plain(str(folder))}: {verdict}", *_coverage(report)]
-    if report.findings:
-        shown.append(finding_table(report.findings))
+    shown: list[Shown] = [f"{plain(str(folder))}: {_word(verdict, report)}", *_coverage(report)]
+    shown += finding_lines(report.findings)
     shown.append("  looked at alone: no ledger vouches for it, and no receipt is left")
     return Answer(document, shown, _exit_code([verdict]))

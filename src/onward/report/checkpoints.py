@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from onward.records import AttemptOutcome, CheckpointInfo, Coverage, Finding, JsonTree, Layout, Manifest, Receipt
-from onward.report.tables import Column, Table, age, counted, facts, flat, flattened, size
+from onward.report.tables import Column, Table, age, ago, counted, facts, flat, flattened, plain, size
+
+_SHOWN_FINDINGS = 50
+_FROM_ROOT = "runs/"
 
 
 def receipts_summary(receipts: Sequence[Receipt]) -> str:
@@ -86,20 +89,21 @@ def checkpoint_table(rows: Sequence[Row], now: datetime) -> Table:
     return Table(columns, cells)
 
 
-def finding_table(findings: Sequence[Finding], heading: str = "") -> Table:
-    """What is wrong, and where: file, tensor and rank are named wherever they are known."""
-    columns = (
-        Column("tier", rank=2),
-        Column("file", least=12, fold=True),
-        Column("tensor", least=10, fold=True, rank=1),
-        Column("rank", right=True, rank=3),
-        Column("what", least=24, fold=True),
-    )
-    rows = tuple(
-        (f.tier, f.file or f.checkpoint, f.tensor, "" if f.rank is None else str(f.rank), f.message) for f in findings
-    )
-    used = [at for at in range(len(columns)) if columns[at].rank == 0 or any(row[at] for row in rows)]
-    return Table(tuple(columns[at] for at in used), tuple(tuple(row[at] for at in used) for row in rows), heading)
+def finding_lines(findings: Sequence[Finding]) -> list[str]:
+    """What is wrong, two lines each: where it is (tier, file, tensor, rank, as far as known), and what it is."""
+    lines: list[str] = []
+    for finding in findings[:_SHOWN_FINDINGS]:
+        place = "/".join(part for part in (finding.checkpoint, finding.file) if part)
+        if finding.file.startswith(_FROM_ROOT):
+            place = finding.file
+        where = [f"{finding.tier}: {place}" if finding.tier else place]
+        where += [f"tensor {finding.tensor}"] * bool(finding.tensor)
+        where += [f"rank {finding.rank}"] * (finding.rank is not None)
+        lines.append(f"  {', '.join(where)}")
+        lines.append(f"    {finding.code}: {finding.message.removeprefix(f'{finding.file}: ')}")
+    if len(findings) > _SHOWN_FINDINGS:
+        lines.append(f"  and {len(findings) - _SHOWN_FINDINGS:,} more; --json lists all")
+    return [plain(line) for line in lines]
 
 
 def outcome_table(outcomes: Sequence[AttemptOutcome], heading: str = "") -> Table:
@@ -138,11 +142,11 @@ def _gist(details: JsonTree) -> str:
 # --- one checkpoint ----------------------------------------------------------------------------------------------
 
 
-def manifest_facts(manifest: Manifest, now: datetime) -> Table:
-    """A manifest as a person reads it; components, description and files have tables of their own."""
-    described = {"data position": "" if manifest.data_position is None else flat(manifest.data_position)}
+def manifest_facts(manifest: Manifest, state: Mapping[str, str], now: datetime) -> Table:
+    """A manifest as a person reads it, after what is known beside it (``state``); the rest has tables of its own."""
     return facts(
         {
+            **state,
             "run": manifest.run,
             "checkpoint": manifest.checkpoint,
             "step": f"{manifest.global_step:,} completed" + (f", epoch {manifest.epoch}" if manifest.epoch else ""),
@@ -151,9 +155,9 @@ def manifest_facts(manifest: Manifest, now: datetime) -> Table:
             "kind": manifest.kind,
             "size": f"{size(manifest.total_bytes)} in {counted(manifest.actual_files, 'shard file')}",
             "ranks": f"{manifest.actual_ranks} of {manifest.expected_ranks}",
-            "captured": f"{manifest.capture_started} ({age(manifest.capture_started, now)} ago)",
+            "captured": ago(manifest.capture_started, now),
             "training began": manifest.training_started,
-            **described,
+            "data position": "" if manifest.data_position is None else flat(manifest.data_position),
         }
     )
 

@@ -71,6 +71,12 @@ def age(since: str, now: datetime) -> str:
     return f"in {text}" if seconds < 0 and not text.startswith("0 ") else text
 
 
+def ago(since: str, now: datetime) -> str:
+    """A time with its age: ``2026-01-31T12:00:00Z (5 min ago)``."""
+    span = age(since, now)
+    return f"{since} ({span})" if span == "?" or span.startswith("in ") else f"{since} ({span} ago)"
+
+
 def counted(count: int, what: str) -> str:
     """``1 file``, ``2 files``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

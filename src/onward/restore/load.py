@@ -6,7 +6,6 @@ Nothing here touches the live state. A chunk whose digest is wrong ends the load
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,6 +21,7 @@ from onward.records import Box, IndexFile, Key, TensorLayout
 from onward.restore.settings import DEFAULT_THREADS
 from onward.state import tensors as exact
 from onward.storage.base import NotFound
+from onward.storage.parallel import each
 from onward.topology.boxes import byte_offset, nbytes
 from onward.upkeep.verify import check_header, chunk_boxes
 
@@ -98,10 +98,7 @@ class CheckpointSource:
 
     def _run(self, into: dict[Key, torch.Tensor] | None) -> None:
         views = None if into is None else {key: exact.as_bytes(tensor) for key, tensor in into.items()}
-        with ThreadPoolExecutor(max_workers=self._threads, thread_name_prefix="onward-load") as pool:
-            jobs = [pool.submit(self._read_file, path, rank, file, views) for path, rank, file in self._files]
-            for job in jobs:
-                job.result()
+        each(lambda file: self._read_file(*file, views), self._files, threads=self._threads, name="onward-load")
 
     def _read_file(self, path: str, rank: int, file: IndexFile, views: dict[Key, memoryview] | None) -> None:
         place = self._opened.place

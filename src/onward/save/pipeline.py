@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from contextlib import suppress
@@ -28,6 +29,8 @@ from onward.save.commit import Attempt, append_commit, begin_attempt, seal
 from onward.save.shards import DEFAULT_THREADS, write_rank
 from onward.storage.base import Barrier, Store, remove_tree
 from onward.upkeep.verify import verify
+
+log = logging.getLogger("onward")
 
 VerifyAfterSave = Literal["full", "sizes"]
 
@@ -116,10 +119,11 @@ def save(incarnation: Incarnation, captured: Captured, context: SaveContext, set
             if attempt is not None:
                 _tell(ledger, attempt, "superseded", error.message)
             raise
-        except OnwardError as error:
+        except Exception as error:  # whatever it was: an attempt is never left without its story
+            reason = error.message if isinstance(error, OnwardError) else f"{type(error).__name__}: {error}"
             if attempt is not None:
-                _give_up(ledger, attempt, error)
-            raise SaveFailed(f"the save of step {captured.step} failed: {error.message}") from error
+                _give_up(ledger, attempt, reason)
+            raise SaveFailed(f"the save of step {captured.step} failed: {reason}") from error
     started = time.perf_counter()
     report = read_back(incarnation, entry, settings)
     seconds["verify"] = time.perf_counter() - started
@@ -141,13 +145,21 @@ def read_back(incarnation: Incarnation, entry: CheckpointEntry, settings: SaveSe
         threads=settings.threads,
         drop_cache=True,
     )
-    record_verification(store, places, entry, report, tier=tier)
+    try:
+        record_verification(store, places, entry, report, tier=tier)
+    except StorageError as error:
+        # The checkpoint stands and was looked at; only the proof of it is missing, and can be made again.
+        log.warning("step %d: the receipt of its verification could not be written: %s", entry.step, error.message)
     if not report.ok:
         worst = report.findings[0]
+        damaged = worst.code == "damaged-file"
         raise SaveFailed(
-            f"step {entry.step} was committed, but did not read back as it was written: "
-            f"{worst.file}: {worst.message}; it is quarantined",
-            next_step="the medium or its driver alters bytes: check the disk, its cable and its memory",
+            f"step {entry.step} was committed, but "
+            + ("did not read back as it was written, and is quarantined" if damaged else "could not be read back")
+            + f": {worst.file}: {worst.message}",
+            next_step="the medium or its driver alters bytes: check the disk, its cable and its memory"
+            if damaged
+            else "look at the store; `onward verify` makes up for it",
         )
     return report
 
@@ -169,25 +181,25 @@ def _fresh(entry: CheckpointEntry, tier: str) -> CheckpointInfo:
     )
 
 
-def _give_up(ledger: Ledger, attempt: Attempt, cause: OnwardError) -> None:
+def _give_up(ledger: Ledger, attempt: Attempt, reason: str) -> None:
     """Rolls a failed attempt back as far as that is safe, and tells its story. Best effort: the store is ill."""
     store, places = ledger.store, ledger.places
     try:
         ledger.settle()
     except OnwardError as error:
-        _tell(ledger, attempt, "kept", f"whether it was committed cannot be told: {cause.message}; {error.message}")
+        _tell(ledger, attempt, "kept", f"whether it was committed cannot be told: {reason}; {error.message}")
         return
     if ledger.last >= attempt.sequence:
         # The entry is there, only its durability is in doubt. Losers delete nothing: a reader may have begun.
-        _tell(ledger, attempt, "kept", f"its entry may not be durable: {cause.message}")
+        _tell(ledger, attempt, "kept", f"its entry may not be durable: {reason}")
         return
-    _tell(ledger, attempt, "failed", cause.message)
+    _tell(ledger, attempt, "failed", reason)
     with suppress(StorageError):
         remove_tree(store, places.checkpoint(attempt.writing))
     with suppress(OnwardError):
         if _is_own(store, places.checkpoint(attempt.final), attempt):
             # Already renamed: an answer of the store may have lied, so the number is taken out of the game first.
-            ledger.append(partial(_void, ledger, attempt.id, cause.message), Barrier.LEDGER_COMMIT)
+            ledger.append(partial(_void, ledger, attempt.id, reason), Barrier.LEDGER_COMMIT)
             remove_tree(store, places.checkpoint(attempt.final))
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import xxhash
@@ -29,6 +28,7 @@ from onward.records import (
 )
 from onward.save.captured import Captured, SaveContext, StagedTensor
 from onward.storage.base import Barrier, Sink, Store
+from onward.storage.parallel import each
 from onward.topology.boxes import byte_offset, nbytes, split, whole
 
 BLOCK = 4 * 1024 * 1024
@@ -100,8 +100,7 @@ def write_rank(
         number, pieces = numbered
         return _write_shard(store, place, shard_name(number), pieces, captured.memory, metadata)
 
-    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="onward-shard") as pool:
-        written = list(pool.map(write, enumerate(planned)))
+    written = each(write, enumerate(planned), threads=threads, name="onward-shard")
     files = [file for file, _ in written]
     index = Index(format=FORMAT, rank=context.rank, chunk_bytes=CHUNK_BYTES, files=tuple(entry for _, entry in written))
     state = StateFile(format=FORMAT, rank=context.rank, components=captured.state)

@@ -6,6 +6,7 @@ leaves the writer ready for the next.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from onward.errors import OnwardError, SaveFailed
 from onward.save.captured import Captured
 from onward.save.pipeline import SaveResult
+
+log = logging.getLogger("onward")
 
 
 @dataclass
@@ -62,4 +65,6 @@ def _run(job: _Job) -> None:
         job.error = SaveFailed(f"the save of step {job.captured.step} failed: {type(error).__name__}: {error}")
         job.error.__cause__ = error
     finally:
+        if job.error is not None:
+            log.error("%s", job.error)  # also when nobody is left to collect it
         job.done.set()

@@ -155,8 +155,7 @@ class OptimizerComponent:
         found: list[Difference] = []
         for live, source in self._pairs(tree)[0]:
             for field, ours, theirs in differing(hyper(live), hyper(source)):
-                scheduled = _SCHEDULED.get(field, ())
-                if not any(marker in live and marker in source for marker in scheduled):
+                if not any(marker in live and marker in source for marker in _SCHEDULED.get(field, ())):
                     found.append((f"groups[{indexes[id(live)]}].{field}", ours, theirs))
         return found
 
@@ -212,10 +211,8 @@ class OptimizerComponent:
             if not isinstance(key, Tensor):
                 extra[key] = value
             elif not isinstance(value, Mapping):
-                kind = f"{type(value).__module__}.{type(value).__qualname__}"
-                raise UnsupportedState(
-                    f"{self.name}: the state of {names.get(key, 'a parameter')} is a {kind}, not a dict"
-                )
+                owner = names.get(key, "a parameter")
+                raise UnsupportedState(f"{self.name}: the state of {owner} is a {_class_name(value)}, not a dict")
             elif key in names:
                 values[names[key]] = dict(value)
             else:

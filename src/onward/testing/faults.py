@@ -133,6 +133,11 @@ class _Numbered(Wrapper):
         self.seen = 0
         self._lock = threading.Lock()
 
+    def arm(self, n: int) -> None:
+        """Counts anew from here; the n-th call is the one."""
+        with self._lock:
+            self.n, self.seen = n, 0
+
     def number(self, call: Call) -> int:
         """The call's number among the watched ones; 0 when it is not watched."""
         if call.name not in self.only or self.match not in call.path:

@@ -6,7 +6,6 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -19,6 +18,7 @@ from onward.format.names import MANIFEST, SHARD_SUFFIX, SUMS, rank_folder
 from onward.format.shardfile import entry_name, header_size, parse_header
 from onward.records import CHUNK_BYTES, Box, CheckpointInfo, Coverage, Finding, IndexFile, TensorLayout, VerifyReport
 from onward.storage.base import NotFound, walk_files
+from onward.storage.parallel import each
 from onward.topology.boxes import nbytes, split
 
 Method = Literal["quick", "full"]
@@ -123,14 +123,14 @@ def _check_all(opened: OpenCheckpoint, work: _Work, method: Method, threads: int
             hashed.append(path)
         else:
             work.files += 1
-    with ThreadPoolExecutor(max_workers=max(threads, 1), thread_name_prefix="onward-verify") as pool:
-        for path, size, problem in pool.map(lambda p: _hash(opened, p, drop_cache, work.progress), hashed):
-            work.files += 1
-            work.bytes += size
-            if problem:
-                rank = _rank_of(path)
-                for tensor in _altered_tensors(opened, path) or [""]:
-                    work.add(path, problem, rank, tensor)
+    results = each(lambda p: _hash(opened, p, drop_cache, work.progress), hashed, threads=threads, name="onward-verify")
+    for path, size, problem in results:
+        work.files += 1
+        work.bytes += size
+        if problem:
+            rank = _rank_of(path)
+            for tensor in _altered_tensors(opened, path) or [""]:
+                work.add(path, problem, rank, tensor)
     _check_headers(opened, work, present.keys())
     total = sum(entry.size for path, entry in present.items() if path in opened.sums)
     return len(opened.sums), total

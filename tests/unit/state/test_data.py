@@ -352,6 +352,17 @@ def test_augmentation_is_exact_after_a_resume(dataset: type, kwargs: dict[str, A
     assert len(set(values)) == len(values)  # nor is any drawn twice, in the other epoch either
 
 
+@pytest.mark.parametrize("kwargs", WORKERS)
+def test_several_resumes_with_workers_over_several_epochs(kwargs: dict[str, Any]) -> None:
+    """T94, T97: cut in the first epoch, at its end, at the beginning of the next, twice at once."""
+    reference = take(loader(dataset=Augmented()), 22)
+    current, seen = loader(dataset=Augmented(), **kwargs), []
+    for batches in (2, 5, 0, 1, 9, 5):
+        seen += take(current, batches)
+        current = resumed(current, dataset=Augmented(), **kwargs)
+    assert seen == reference
+
+
 def random_collate(batch: list[int]) -> tuple[list[int], float]:
     return batch, random.random()
 

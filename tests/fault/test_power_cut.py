@@ -1,0 +1,205 @@
+"""The power fails at every moment of a recorded life: nothing that was promised before is lost or mixed.
+
+Each fsync of the code is then left out, one place at a time, and must break an invariant that has a name. An fsync
+that breaks none would prevent nothing, and would have to go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from onward.catalog.listing import read_catalog
+from onward.errors import StoreMissing
+from onward.storage.base import Barrier
+from onward.storage.memory import MemoryStore
+from onward.testing.faults import Call
+from onward.testing.powercut import NAMES_ONLY, NOTHING, PLAIN_FATES, ZEROS, Disk, Fate, Tree, drawn_fates
+from onward.testing.recorder import Operation
+
+from .harness import PLACES, Broken, as_memory, check_second_recovery, check_stories, posix, take_over
+from .powercut_life import Life, site_of
+
+FEWER_FILES = 4096
+
+
+@pytest.fixture(autouse=True)
+def _another_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut the machine has booted anew, so every lease is that of a dead process."""
+    monkeypatch.setattr("onward.catalog.lease.boot_id", lambda: "the next boot")
+    monkeypatch.setattr("onward.save.shards._SMALLEST_FILE", FEWER_FILES)
+
+
+def record(root: Path, leave: Callable[[Call], bool] = lambda _: False) -> list[Operation]:
+    root.mkdir()
+    life = Life(root, leave)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onward.catalog.lease.boot_id", lambda: "the boot before")
+        life.live()
+    return life.log
+
+
+@dataclass(frozen=True)
+class Promised:
+    """What had been promised before a cut, from the marks of the log."""
+
+    initialised: bool
+    acknowledged: frozenset[str]
+    believed: frozenset[str]
+    deleting: frozenset[str]
+    deleted: frozenset[str]
+
+
+def promised(marks: Sequence[str]) -> Promised:
+    by_kind: dict[str, set[str]] = {}
+    for mark in marks:
+        kind, _, folder = mark.partition(" ")
+        by_kind.setdefault(kind, set()).add(folder)
+    kinds = {kind: frozenset(by_kind.get(kind, ())) for kind in ("acknowledged", "believed", "deleting", "deleted")}
+    return Promised("initialised" in by_kind, **kinds)
+
+
+def check_after_cut(tree: Tree, promise: Promised, *, thorough: bool) -> None:
+    """Takes over what the cut has left.
+
+    Raises:
+        Broken: Names the invariant.
+    """
+    store = MemoryStore("after the cut")
+    store.files.update(tree.files)
+    store.folders.update(dict.fromkeys(tree.folders, 0.0))
+    try:
+        seen = take_over(store)
+    except Broken as broken:
+        if isinstance(broken.__cause__, StoreMissing):
+            if promise.initialised:
+                raise Broken("store", "the store itself is gone") from broken
+            return
+        raise
+    offered = {info.folder for info in seen.catalog.offered()}
+    if lost := promise.acknowledged - promise.deleting - offered:
+        raise Broken("acknowledged", f"{sorted(lost)} was acknowledged and is not there")
+    if lost := promise.believed - promise.deleting - offered:
+        raise Broken("believed", f"{sorted(lost)} was the ground of an incarnation and is not there")
+    if back := promise.deleted & offered:
+        raise Broken("deleted", f"{sorted(back)} was deleted and is offered")
+    check_stories(store)
+    if thorough:
+        check_second_recovery(store)
+
+
+class Cuts:
+    """Cuts the power at points of a log, and counts what it saw. Equal outcomes are checked once."""
+
+    def __init__(self, log: list[Operation]) -> None:
+        self.log = log
+        self.points = self.outcomes = 0
+        self._seen: set[bytes] = set()
+
+    def run(self, points: Iterable[int], fates: Callable[[int], Iterable[Fate]], *, thorough: bool = False) -> None:
+        """Checks every fate at every point; a point ``n`` lies before operation ``n``."""
+        for tree, marks, where in self._trees(sorted(points), fates):
+            promise = promised(marks)
+            if not self._is_new(tree, promise):
+                continue
+            self.outcomes += 1
+            try:
+                check_after_cut(tree, promise, thorough=thorough)
+            except Broken as broken:
+                raise Broken(broken.invariant, f"{where}: {broken}") from broken
+
+    def _trees(
+        self, points: list[int], fates: Callable[[int], Iterable[Fate]]
+    ) -> Iterator[tuple[Tree, list[str], str]]:
+        disk, done = Disk({}, []), 0
+        marks: list[str] = []
+        for point in points:
+            for operation in self.log[done:point]:
+                disk.apply(operation)
+                if operation.name == "mark":
+                    marks.append(operation.path)
+            done = point
+            self.points += 1
+            at = self.log[point] if point < len(self.log) else None
+            for fate in fates(point):
+                where = f"cut before {point} ({at.name} {at.path})" if at else f"cut at the end ({point})"
+                yield disk.after_cut(fate), marks, f"{where}, {fate.name}"
+
+    def _is_new(self, tree: Tree, promise: Promised) -> bool:
+        digest = hashlib.blake2b(repr((sorted(tree.folders), promise)).encode())
+        for path, data in sorted(tree.files.items()):
+            digest.update(f"{path} {len(data)} ".encode() + data)
+        new = digest.digest() not in self._seen
+        self._seen.add(digest.digest())
+        return new
+
+
+def decisive(log: list[Operation]) -> set[int]:
+    """Points right before and after what decides: syncs and names of the ledger and of whole checkpoints, marks."""
+    found: set[int] = set()
+    for at, operation in enumerate(log):
+        if operation.name in ("link", "rename", "mark") or (operation.name == "fsync" and "/rank-" not in operation.path):
+            found |= {at, at + 1}
+    return found
+
+
+def test_no_promise_is_broken_by_a_power_cut(place: Path) -> None:
+    log = record(place / "s")
+    cuts = Cuts(log)
+    cuts.run(sorted(decisive(log))[::4], lambda point: (NOTHING, NAMES_ONLY, *drawn_fates(point * 100, 1)))
+    cuts.run(range(0, len(log) + 1, 40), lambda point: PLAIN_FATES, thorough=True)
+    print(f"\npower cut, sampled: {len(log)} operations, {cuts.points} cuts, {cuts.outcomes} distinct outcomes")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(4))
+def test_no_promise_is_broken_by_a_power_cut_at_any_moment(place: Path, part: int) -> None:
+    log = record(place / "s")
+    cuts = Cuts(log)
+    cuts.run(range(part, len(log) + 1, 4), lambda point: (*PLAIN_FATES, *drawn_fates(point * 100, 6)), thorough=True)
+    print(f"\npower cut, part {part}: {len(log)} operations, {cuts.points} cuts, {cuts.outcomes} distinct outcomes")
+
+
+def test_what_the_model_leaves_after_the_last_sync_is_what_is_on_the_disk(place: Path) -> None:
+    log = record(place / "s")
+    disk = Disk({}, [])
+    for operation in log:
+        disk.apply(operation)
+    real = as_memory(place / "s")
+    found = Tree(real.files, frozenset(path for path in real.folders if path))
+    files = {path for path in found.files if not path.endswith("lease.json")}  # a dead owner's lease was taken away
+    model = disk.after_cut(Fate("everything", "all", ("written",)))
+    assert {path: model.files[path] for path in files} == {path: found.files[path] for path in files}
+    assert model.folders == found.folders
+    assert [problem for problem in disk.forbids(found) if "lease.json" not in problem] == []
+
+
+# --- every barrier is needed ----------------------------------------------------------------------------------------
+
+FATES_WITHOUT = (NOTHING, NAMES_ONLY, ZEROS)
+
+
+def broken_without(root: Path, leave: Callable[[Call], bool]) -> str | None:
+    """The name of the invariant that a life without some fsyncs breaks at a power cut; None when it breaks none."""
+    try:
+        log = record(root, leave)
+        cuts = Cuts(log)
+        cuts.run(decisive(log), lambda point: (*FATES_WITHOUT, *drawn_fates(point * 100, 4)))
+    except Broken as broken:
+        return broken.invariant
+    return None
+
+
+EXPECTED: dict[Barrier, str] = {
+}
+
+
+@pytest.mark.parametrize("barrier", list(Barrier), ids=lambda barrier: barrier.name)
+def test_without_a_barrier_a_power_cut_breaks_the_invariant_that_it_guards(place: Path, barrier: Barrier) -> None:
+    broken = broken_without(place / "s", lambda call: call.barrier == barrier.name)
+    print(f"\nwithout {barrier.name}: {broken}")
+    assert broken == EXPECTED[barrier]
