@@ -157,17 +157,16 @@ def _digest(value: Any) -> str:
 
 def _job(make: Callable[[Any], Optimizer], scheduler: bool = True, **options: Any) -> Callable[[int], Job]:
     def build(seed: int) -> Job:
-        made = {name: value() if callable(value) else value for name, value in options.items()}
-        to = made.pop("to", None)
-        job = Job(seed, **{name: value for name, value in made.items() if name != "averaged"})
-        if to is not None:
-            job.model.to(to)
+        job = Job(seed, **{name: value for name, value in options.items() if name in ("dropout", "accumulate", "broken")})
+        job.model.to(options.get("dtype", torch.float32))
+        job.scaler = options["scaler"]() if "scaler" in options else None
+        job.data = options["data"]() if "data" in options else None  # after the seeds were set: torchdata draws one
         job.optimizer = make(job.model.parameters())
         if scheduler:
             warm_up = torch.optim.lr_scheduler.LinearLR(job.optimizer, 0.1, 1.0, 4)
             cosine = torch.optim.lr_scheduler.CosineAnnealingLR(job.optimizer, 20)
             job.scheduler = torch.optim.lr_scheduler.SequentialLR(job.optimizer, [warm_up, cosine], [4])
-        if "averaged" in made:
+        if "averaged" in options:
             job.average = Average(job.model)
         return job
 
@@ -191,7 +190,7 @@ KINDS: dict[str, Callable[[int], Job]] = {
     "sgd-momentum": _job(lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True)),
     "factored": _job(lambda p: Factored(p, lr=0.02)),
     "lion": _job(lambda p: Lion(p, lr=0.005)),
-    "bf16-fp32-moments": _job(lambda p: MixedAdam(p, lr=0.02), to=torch.bfloat16),
+    "bf16-fp32-moments": _job(lambda p: MixedAdam(p, lr=0.02), dtype=torch.bfloat16),
     "scaler-skips": _job(
         _adamw,
         scaler=lambda: torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3),

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 import zstandard
-from support import PLACES, Image
 
 from onward.format.digests import sha256, xxh3
 from onward.storage.memory import MemoryStore
+from support import PLACES, Image
 
 Plain = dict[str, Any]
 Edit = Callable[[Plain], object]

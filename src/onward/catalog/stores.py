@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
+from pathlib import Path
 from typing import Literal, cast
 
 from onward.catalog.stamp import now, token
@@ -27,10 +29,7 @@ def init_store(url: str, *, mode: Mode = "private", tier: str = "home") -> tuple
     """
     store = open_store(url, mode=mode)
     if isinstance(store, PosixStore):
-        try:
-            store.root.mkdir(parents=True, exist_ok=True, mode=0o700 if mode == "private" else 0o777)
-        except OSError as error:
-            raise StorageError(f"{store.root} cannot be made: {error.strerror}") from error
+        _make_root(store.root, 0o700 if mode == "private" else 0o777)
     with suppress(StoreMissing):
         read_store_record(store)
         raise ConfigurationError(f"{store.url} is a store already", next_step="use it as it is")
@@ -39,8 +38,25 @@ def init_store(url: str, *, mode: Mode = "private", tier: str = "home") -> tuple
         raise StoreUnsuitable(f"{store.url} cannot be a home: {'; '.join(found.problems)}")
     record = StoreRecord(format=FORMAT, tier=tier, store=token(), created=now(), mode=mode, probe=found.as_dict())
     store.make_folder(RUNS, exist_ok=True)
+    # Before the store's own file: a power cut between must not leave a store whose runs cannot be made.
+    store.sync_folder("", Barrier.RUN_FOLDER)
     store.create(STORE_FILE, encode_store_record(record), content=Barrier.META, name=Barrier.RUN_FOLDER)
     return record, found
+
+
+def _make_root(root: Path, mode: int) -> None:
+    """Makes the folder and those above it, each durable in its parent before anything is built on it."""
+    missing = [folder for folder in (root, *root.parents) if not folder.exists()]
+    try:
+        for folder in reversed(missing):
+            folder.mkdir(mode=mode, exist_ok=True)
+            parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(parent)
+            finally:
+                os.close(parent)
+    except OSError as error:
+        raise StorageError(f"{root} cannot be made: {error.strerror}") from error
 
 
 def read_store_record(store: Store) -> StoreRecord:
@@ -58,8 +74,8 @@ def read_store_record(store: Store) -> StoreRecord:
     except FormatError as error:
         raise FormatError(
             error.message,
-            next_step=f"the checkpoints are not touched by this: put {STORE_FILE} back from a copy, or move it away and "
-            "run `onward init` on the same place, which keeps what is there",
+            next_step=f"the checkpoints are not touched by this: put {STORE_FILE} back from a copy, or move it away "
+            "and run `onward init` on the same place, which keeps what is there",
         ) from error
 
 

@@ -21,7 +21,7 @@ from onward.errors import Damaged, OnwardError, StorageError
 from onward.format.names import RunPlaces
 from onward.records import AttemptOutcome, CheckpointInfo, Finding, Manifest
 from onward.report.checkpoints import Row, checkpoint_row, checkpoint_table, finding_lines, outcome_table
-from onward.report.tables import Column, Table, age, counted, plain
+from onward.report.tables import Column, Table, age, ago, counted, plain
 from onward.storage.base import Store, walk_files
 
 EPILOG = closing("onward ls --store file:///data/ckpt --run llama3-8b", {0: "done, also when there is nothing"}, 3, 78)
@@ -187,7 +187,7 @@ def _list_checkpoints(home: Home, places: RunPlaces, everything: bool) -> Answer
 def _shown(home: Home, seen: _Seen, rows: list[Row], newest: CheckpointInfo | None, time: datetime) -> list[Shown]:
     shown: list[Shown] = [f"run {seen.places.run}, store {home.store.url}, tier {home.tier}"]
     if seen.owner.lease is not None:
-        shown.append(f"in use: {_owner_word(seen.owner)}, since {age(seen.owner.lease.since, time)}")
+        shown.append(f"in use: {_owner_word(seen.owner)}, last start {ago(seen.owner.lease.since, time)}")
     if rows:
         shown += ["", checkpoint_table(rows, time)]
     shown.append("")
@@ -216,8 +216,8 @@ def _owner_word(owner: Owner) -> str:
     lease = owner.lease
     if lease is None:
         return "no"
-    who = f"{plain(lease.host)}, pid {lease.pid}"
-    return {"dead": f"no more ({who} is dead)", "unknown": f"perhaps ({who})"}.get(owner.state, who)
+    who = f"{plain(lease.host)} pid {lease.pid}"
+    return {"dead": f"no ({who} is dead)", "unknown": f"perhaps ({who})"}.get(owner.state, f"yes ({who})")
 
 
 def _with_manifest(info: CheckpointInfo, manifest: Manifest | None) -> dict[str, object]:

@@ -87,10 +87,11 @@ def decode(data: bytes, kind: type[T], what: str) -> T:
     """
     try:
         record = msgspec.json.decode(data, type=kind, strict=True)
+        canonical = encode(record)
     except _UNREADABLE as error:
         _refuse_newer(data, what)
         raise FormatError(f"{what}: {error}") from error
-    if encode(record) != data:
+    if canonical != data:
         raise FormatError(f"{what} is not in canonical spelling (a doubled key, or edited by hand)")
     if getattr(record, "format", FORMAT) != FORMAT:
         _refuse_newer(data, what)
@@ -120,7 +121,11 @@ def _sealed(record: Sealed) -> Sealed:
 
 
 def _check_seal(record: Sealed, what: str) -> Sealed:
-    if _sealed(record).sha256 != record.sha256:
+    try:
+        due = _sealed(record).sha256
+    except RecursionError as error:
+        raise FormatError(f"{what} is nested too deep") from error
+    if due != record.sha256:
         raise FormatError(f"{what} does not match its own digest")
     return record
 

@@ -26,6 +26,7 @@ DEFAULT_POLICY: dict[str, Policy] = {
 }
 """Pattern → policy; a longer pattern wins over a shorter one, the user's over these."""
 
+_DEEPEST = 32
 _ABSENT = "(not described)"
 
 
@@ -94,11 +95,11 @@ def fields(saved: Mapping[str, str], live: Mapping[str, str], policies: Mapping[
     return found
 
 
-def flatten(name: str, tree: JsonTree) -> Iterable[tuple[str, str]]:
-    """The leaves of a tree as dotted names and shown values; a list is one leaf."""
-    if isinstance(tree, dict) and tree:
+def flatten(name: str, tree: JsonTree, depth: int = 0) -> Iterable[tuple[str, str]]:
+    """The leaves of a tree as dotted names and shown values; a list is one leaf, and so is what lies too deep."""
+    if isinstance(tree, dict) and tree and depth < _DEEPEST:
         for key, value in tree.items():
-            yield from flatten(f"{name}.{key}", value)
+            yield from flatten(f"{name}.{key}", value, depth + 1)
     else:
         yield name, repr(tree)
 
