@@ -63,11 +63,11 @@ def judge(store: MemoryStore, *files: str) -> None:
     with bounded():
         info = next((c for c in read_catalog(store, PLACES, TIER).checkpoints if c.folder == FOLDER), None)
         report = verify(place_of(store, FOLDER), info, run=RUN, threads=1)
-        assert not report.ok
+        assert not report.ok, "verification found nothing"
         assert {finding.file for finding in report.findings} & set(files), report.findings
         copy_folder(store, FOLDER, "copied")
         begun, part = resumed(store)
-        assert begun.next_step == 10
+        assert begun.next_step == 10, "the forged checkpoint was loaded"
         assert part.bytes() == content(10)
         told = [finding for rejection in begun.rejected for finding in rejection.reasons]
         assert {finding.file for finding in told} & set(files), told

@@ -179,6 +179,8 @@ def decode_manifest(data: bytes, what: str) -> Manifest:
     ranks = [entry.rank for entry in manifest.ranks]
     if len(ranks) != manifest.world_size or not ranks or ranks != list(range(len(ranks))):
         raise FormatError(f"{what} names the ranks {ranks[:8]} of {manifest.world_size}")
+    stray = any(tag.step != manifest.global_step for tag in manifest.components) or not manifest.components
+    _require(not stray, what, "it has no components, or one of another step")
     distinct_paths([entry.path for entry in manifest.ranks] + [asset.path for asset in manifest.assets])
     numbers = (manifest.global_step, manifest.sequence, *(n for r in manifest.ranks for n in (r.files, r.bytes)))
     _require(min(numbers) >= 0 and all(asset.size >= 0 for asset in manifest.assets), what, "a number is negative")
