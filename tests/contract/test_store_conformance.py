@@ -49,7 +49,7 @@ class TestPosixStoreThatLinks(_Disk, StoreConformance):
         os.symlink("../outside", store.root / "file")
         os.symlink("..", store.root / "folder")
         for path in ("file", "folder/outside"):
-            with pytest.raises(Damaged, match=path):
+            with pytest.raises(Damaged, match=r"store/(file|folder)"):
                 store.read(path, limit=100)
         with pytest.raises(Damaged, match="folder"):
             store.create("folder/new", b"x", content=Barrier.META, name=None)

@@ -66,7 +66,7 @@ def test_a_tensor_that_claims_more_than_the_machine_holds_takes_no_memory(power:
         manifest |= {"total_bytes": size, "ranks": [{**manifest["ranks"][0], "bytes": size}]}
 
     edits = {"layout": larger, "record": claim, "manifest": total}
-    judge(forge(good(), FOLDER, NUMBER, edits, raw={SHARD: forged, INDEX: pack(spell(index))}), SHARD)
+    judge(forge(good(), FOLDER, NUMBER, edits, raw={SHARD: forged, INDEX: pack(spell(index))}), SHARD, INDEX)
 
 
 def test_a_checkpoint_of_a_newer_format_is_not_silently_fallen_back_from() -> None:

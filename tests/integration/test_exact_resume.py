@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases.shared import in_process, running
-from cases.training import EVERY, KINDS, Outcome, outcome_of, straight, train, train_to_file
 
 import onward
+from cases.shared import in_process, running
+from cases.training import EVERY, KINDS, Outcome, outcome_of, straight, train, train_to_file
 
 UNTIL = 2 * EVERY + 4
 # What is not restored in the negative control of each kind.
