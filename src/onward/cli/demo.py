@@ -13,7 +13,14 @@ from onward.cli.options import JsonOption, closing
 from onward.cli.screen import Answer, screen
 from onward.errors import ConfigurationError
 
-EPILOG = closing("onward demo --out /tmp/onward-demo", {3: "something was not proven", 78: "torch is not installed"})
+EPILOG = closing(
+    "onward demo --out /tmp/onward-demo",
+    {
+        2: "a command line that makes no sense, or DIR holds something else",
+        3: "something was not proven",
+        78: "torch is not installed",
+    },
+)
 
 
 def command(
