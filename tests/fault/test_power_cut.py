@@ -30,13 +30,13 @@ FEWER_FILES = 4096
 def _another_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power cut the machine has booted anew, so every lease is that of a dead process."""
     monkeypatch.setattr("onward.catalog.lease.boot_id", lambda: "the next boot")
-    monkeypatch.setattr("onward.save.shards._SMALLEST_FILE", FEWER_FILES)
 
 
 def live(life: Life) -> list[Operation]:
     """Lives it, on the boot before the cut."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("onward.catalog.lease.boot_id", lambda: "the boot before")
+        patch.setattr("onward.save.shards._SMALLEST_FILE", FEWER_FILES)
         life.live()
     return life.log
 
@@ -44,51 +44,6 @@ def live(life: Life) -> list[Operation]:
 def record(root: Path, leave: Callable[[Call], bool] = lambda _: False) -> list[Operation]:
     root.mkdir()
     return live(Life(root, leave))
-
-
-@dataclass(frozen=True)
-class Promised:
-    """What had been promised before a cut, from the marks of the log."""
-
-    initialised: bool
-    acknowledged: frozenset[str]
-    believed: frozenset[str]
-    deleting: frozenset[str]
-    deleted: frozenset[str]
-
-
-def promised(marks: Sequence[str]) -> Promised:
-    by_kind: dict[str, set[str]] = {}
-    for mark in marks:
-        kind, _, folder = mark.partition(" ")
-        by_kind.setdefault(kind, set()).add(folder)
-    kinds = {kind: frozenset(by_kind.get(kind, ())) for kind in ("acknowledged", "believed", "deleting", "deleted")}
-    return Promised("initialised" in by_kind, **kinds)
-
-
-def broken_after_cut(tree: Tree, promise: Promised, *, thorough: bool) -> list[Broken]:
-    """Takes over what the cut has left, and returns every invariant that is broken."""
-    store = MemoryStore("after the cut")
-    store.files.update(tree.files)
-    store.folders.update(dict.fromkeys(tree.folders, 0.0))
-    seen, broken = examine(store)
-    if seen is None:
-        if not isinstance(broken[0].__cause__, StoreMissing):
-            return broken
-        return [Broken("store", "the store itself is gone")] if promise.initialised else []
-    offered = {info.folder for info in seen.catalog.offered()}
-    for folder in promise.acknowledged - promise.deleting - offered:
-        broken.append(Broken("acknowledged", f"{folder} was acknowledged and is not there"))
-    for folder in promise.believed - promise.deleting - offered:
-        broken.append(Broken("believed", f"{folder} was the ground of an incarnation and is not there"))
-    for folder in promise.deleted & offered:
-        broken.append(Broken("deleted", f"{folder} was deleted and is offered"))
-    for check in (check_stories, check_second_recovery) if thorough else (check_stories,):
-        try:
-            check(store)
-        except Broken as problem:
-            broken.append(problem)
-    return broken
 
 
 class Cuts:

@@ -45,6 +45,6 @@ def command(
         )
     from onward.demo.story import run_demo
 
-    result = run_demo(out, screen(aside=as_json), seed)
+    result = run_demo(out, screen(aside=as_json, markup=True), seed)
     document = {**json.loads(result.to_json()), "out": str(result.out), "report": str(result.report)}
     return Answer(document, exit_code=result.exit_code)
