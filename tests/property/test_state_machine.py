@@ -46,11 +46,17 @@ class Machine(Histories):
 
     @rule(at=POINTS, after=st.booleans())
     def crash_while_taking_over(self, at: int, after: bool) -> None:
+        """Only the new ``open`` entry fences the one before: until it is there, the one before is in its right."""
+        before, highest = self.run, len(self.ledger)
         self.store.arm(at % 30, "crash", after=after)
         try:
             self.run = self.begin()
         except Crashed:
             Done["crash in take over"] += 1
+            self.the_ledger_only_grows()
+            if before is not None and len(self.ledger) == highest:
+                self.old.remove(before)
+                self.run = before
         self.store.disarm()
         self.learn(Pending())
 
