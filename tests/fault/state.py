@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 
 import safetensors
@@ -30,8 +30,10 @@ SHAPES: tuple[tuple[str, str, tuple[int, ...]], ...] = (
 )
 SMALL_FILES = 1024
 """Bytes after which the sweeps close a shard file, so that the small state fills several."""
+DEFAULT_SMALLEST_FILE = shards._SMALLEST_FILE
 
 Contents = Mapping[str, bytes]
+Bytes = bytes | bytearray | memoryview
 
 
 def many_small_files() -> None:
@@ -51,11 +53,23 @@ def key(name: str) -> str:
 
 def captured(step: int) -> Captured:
     """The whole state at a step, as capture would hand it to the writer."""
+    drawn = (
+        (name, dtype, shape, tensor_bytes(step, name, prod(shape) * itemsize(dtype))) for name, dtype, shape in SHAPES
+    )
+    return handed_over(step, drawn)
+
+
+def tiny_tensors(count: int) -> Captured:
+    """Very many tensors of 1 to 8 elements."""
+    return handed_over(5, ((f"t{at}", "uint8", (1 + at % 8,), bytes([at % 251] * (1 + at % 8))) for at in range(count)))
+
+
+def handed_over(step: int, drawn: Iterable[tuple[str, str, tuple[int, ...], Bytes]]) -> Captured:
+    """A captured state that holds these tensors: name, dtype, shape, bytes."""
     memory = bytearray()
     staged: list[StagedTensor] = []
     tensors: list[TensorLayout] = []
-    for name, dtype, shape in SHAPES:
-        data = tensor_bytes(step, name, prod(shape) * itemsize(dtype))
+    for name, dtype, shape, data in drawn:
         staged.append(StagedTensor(key=key(name), dtype=dtype, shape=shape, start=len(memory), nbytes=len(data)))
         tensors.append(TensorLayout(key=key(name), dtype=dtype, shape=shape, stored=stored_dtype(dtype)))
         memory += data

@@ -92,7 +92,7 @@ def write_rank(
         StorageError: The store refused something; nothing of it counts.
     """
     place = f"{folder}/{rank_folder(context.rank)}"
-    store.make_folder(place)
+    store.make_folder(place, exist_ok=True)
     planned = plan(captured.tensors, threads=threads)
     metadata = {"onward": str(FORMAT), "run": run, "step": str(captured.step), "rank": str(context.rank)}
 
