@@ -26,7 +26,8 @@ from onward.policy.capacity import require_space
 from onward.records import FORMAT, CheckpointEntry, CheckpointInfo, Intent, LedgerEntry, VerifyReport, VoidEntry
 from onward.save.captured import Captured, SaveContext
 from onward.save.commit import Attempt, append_commit, begin_attempt, seal
-from onward.save.shards import DEFAULT_THREADS, write_rank
+from onward.save.plan import DEFAULT_THREADS
+from onward.save.shards import write_rank
 from onward.storage.base import Barrier, Store, remove_tree
 from onward.upkeep.verify import verify
 
