@@ -56,12 +56,12 @@ class Capturer:
         if room is None or room > 2 * planned.arena_bytes:  # else the first save decides, when memory is needed
             self.arena.prefault(planned.arena_bytes)
 
-    def capture(self, step: int, *, later: Callable[[torch.Tensor], bool] = lambda _: False) -> Capture:
+    def capture(self, step: int, *, later: Callable[[torch.Tensor], bool] | None = None) -> Capture:
         """Captures the state of one step boundary.
 
         Args:
             step: Completed global optimizer steps.
-            later: Which tensors may be copied after this returns, until ``Capture.settle``.
+            later: Which tensors may be copied after this returns, until ``Capture.settle``; None for none.
 
         Raises:
             UnsupportedState: Something cannot be saved exactly; names its path.
@@ -81,7 +81,7 @@ class Capturer:
             for piece in file.pieces:
                 tensor = snapshot.tensors[piece.key]
                 copy = (_part(tensor, piece), view[piece.start : piece.start + piece.nbytes])
-                if later(tensor):
+                if later is not None and later(tensor):
                     afterwards.append((piece.key, tensor, copy))
                 else:
                     at_once.append(copy)
@@ -211,5 +211,3 @@ def _position(components: Sequence[Component]) -> tuple[dict[str, int] | None, i
                 epoch = found.get("epoch")
                 return found, epoch if isinstance(epoch, int) else None
     return None, None
-
-

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import onward
 from onward.catalog.incarnation import Home
-from onward.catalog.ledger import reattach
 from onward.catalog.lease import process_start
+from onward.catalog.ledger import reattach
 from onward.errors import OnwardError, SaveFailed
 from onward.records import CheckpointEntry
 from onward.save.captured import Captured, SaveContext
@@ -51,6 +51,7 @@ class WriterProcess:
         self._socket: socket.socket | None = None
         self._ready = False
         self._mapped = -1
+        self._seen = home.ledger.last  # entries up to here are known
         self._lock = threading.RLock()
         self.restarts = 0
 
@@ -106,7 +107,6 @@ class WriterProcess:
             OnwardError: What the writer says.
         """
         with self._lock:
-            before = self._home.ledger.last
             try:
                 sock = self._connected()
                 generation, fd, size = self._memory()
@@ -117,12 +117,13 @@ class WriterProcess:
                 sock.settimeout(self._settings.deadline_seconds)
                 reply, _ = receive(sock, Reply)
             except TimeoutError:
-                return self._after_death(captured, before, f"did not answer for {self._settings.deadline_seconds} s")
+                return self._after_death(captured, f"did not answer for {self._settings.deadline_seconds} s")
             except (EOFError, OSError):
-                return self._after_death(captured, before, None)
+                return self._after_death(captured, None)
             if isinstance(reply, Failed):
                 raise reply.error()
             assert isinstance(reply, Done)
+            self._seen = reply.entry.sequence
             return SaveResult(entry=reply.entry, seconds=reply.seconds, report=reply.report)
 
     def close(self) -> None:
@@ -136,6 +137,12 @@ class WriterProcess:
                     process.wait(timeout=_END_SECONDS)
                 except subprocess.TimeoutExpired:
                     log.warning("the writer process %d has not ended yet; it goes on by itself", process.pid)
+
+    def end(self) -> None:
+        """Ends the process for good, so that this process may append; the next save starts another."""
+        with self._lock:
+            if self._process is not None:
+                self._end_for_good()
 
     # --- inside ------------------------------------------------------------------------------------------------
 
@@ -167,11 +174,11 @@ class WriterProcess:
         if self._socket is not None:
             self._socket.close()
 
-    def _after_death(self, captured: Captured, before: int, stuck: str | None) -> SaveResult:
+    def _after_death(self, captured: Captured, stuck: str | None) -> SaveResult:
         assert self._process is not None
         self._end_for_good()
         how = stuck or _how(self._process.returncode)
-        entry = self._committed(captured, before)
+        entry = self._committed(captured)
         with suppress(OnwardError, OSError):
             self._restart()
         if entry is not None:
@@ -182,7 +189,7 @@ class WriterProcess:
             next_step="it was started again; the next trigger saves (look for the kernel's OOM killer in the log)",
         )
 
-    def _committed(self, captured: Captured, before: int) -> CheckpointEntry | None:
+    def _committed(self, captured: Captured) -> CheckpointEntry | None:
         """What the dead writer had committed, if it came so far; asked of the ledger, not of the writer."""
         ledger = reattach(
             self._home.store,
@@ -191,7 +198,7 @@ class WriterProcess:
             incarnation=self._home.ledger.incarnation,
         )
         found: CheckpointEntry | None = None
-        for number in range(before + 1, ledger.last + 1):
+        for number in range(self._seen + 1, ledger.last + 1):
             entry = ledger.entry(number)
             if isinstance(entry, CheckpointEntry) and entry.step == captured.step:
                 found = entry

@@ -117,7 +117,7 @@ def copy_into(tensor: torch.Tensor, dest: memoryview | torch.Tensor, *, non_bloc
         raise ValueError(f"{nbytes(tensor)} bytes of tensor cannot be copied into {view.nbytes} {kind} bytes")
     if view.nbytes:
         target = torch.from_numpy(np.frombuffer(view, dtype=np.uint8))
-        _copy_bits(tensor, _over(target.untyped_storage(), tensor.dtype, tuple(tensor.shape)))
+        _copy_bits(tensor, _over(target.untyped_storage(), tensor.dtype, tuple(tensor.shape)), non_blocking)
 
 
 def write_bytes(tensor: torch.Tensor, source: torch.Tensor) -> None:
