@@ -15,7 +15,7 @@ import msgspec
 
 from onward.catalog.incarnation import Incarnation, begin
 from onward.catalog.reader import Place
-from onward.format.codec import encode, encode_store_record
+from onward.format.codec import encode, encode_sealed
 from onward.format.dtypes import itemsize, stored_dtype
 from onward.format.names import RUNS, STORE_FILE, RunPlaces
 from onward.format.typedstate import key_of
@@ -130,7 +130,7 @@ def store_record(**changes: Any) -> StoreRecord:
 def furnish(store: Store) -> Store:
     """Turns an empty place into a store, without the probe (which has tests of its own)."""
     store.make_folder(RUNS)
-    store.create(STORE_FILE, encode_store_record(store_record()), content=Barrier.META, name=None)
+    store.create(STORE_FILE, encode_sealed(store_record()), content=Barrier.META, name=None)
     return store
 
 

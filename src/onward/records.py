@@ -366,6 +366,7 @@ class RunRecord(Frozen, frozen=True, kw_only=True):
     run: str
     created: str
     created_by: str
+    sha256: str = ""
 
 
 class StoreRecord(Frozen, frozen=True, kw_only=True):

@@ -16,8 +16,8 @@ SHM = Path("/dev/shm")
 Templates = Callable[..., Path]
 
 
-@pytest.fixture(autouse=True)
-def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in this process several shard files are written, but only while these tests run."""
     monkeypatch.setattr("onward.save.shards._SMALLEST_FILE", SMALL_FILES)
 
@@ -38,8 +38,8 @@ def _fast() -> Iterator[Path]:
 
 
 @pytest.fixture
-def place(_fast: Path) -> Iterator[Path]:
-    """An empty folder for one test."""
+def place(_fast: Path, small_files: None) -> Iterator[Path]:
+    """An empty folder for one test; what is saved there fills several shard files."""
     folder = Path(tempfile.mkdtemp(dir=_fast))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

@@ -12,7 +12,7 @@ import pytest
 
 from onward.errors import FormatError, OnwardError
 from onward.format import codec
-from onward.records import Intent, LeaseRecord, RunRecord, StateFile
+from onward.records import Intent, LeaseRecord, Receipt, RunRecord, StateFile, StoreRecord
 from support import PLACES, Image, commit, image, memory_store, start
 
 from .forging import Plain, pack, plain, sealed, spell, unpack
@@ -30,12 +30,12 @@ def _plainly(kind: type[Any]) -> Decode:
 
 
 DECODERS: dict[str, tuple[str, Decode]] = {
-    "store record": ("onward.json", lambda d: codec.decode_store_record(d, "the file")),
-    "run record": (PLACES.run_file, _plainly(RunRecord)),
+    "store record": ("onward.json", lambda d: codec.decode_sealed(d, StoreRecord, "the file")),
+    "run record": (PLACES.run_file, lambda d: codec.decode_sealed(d, RunRecord, "the file")),
     "lease": (PLACES.lease, _plainly(LeaseRecord)),
     "open entry": (PLACES.entry(1), lambda d: codec.decode_entry(d, "the file")),
     "checkpoint entry": (PLACES.entry(2), lambda d: codec.decode_entry(d, "the file")),
-    "receipt": (PLACES.receipts, lambda d: codec.decode_receipt(d, "the file")),
+    "receipt": (PLACES.receipts, lambda d: codec.decode_sealed(d, Receipt, "the file")),
     "intent": (f"{BASE}/intent.json", _plainly(Intent)),
     "layout": (f"{BASE}/layout.json", lambda d: codec.decode_layout(d, "the file")),
     "manifest": (f"{BASE}/manifest.json", lambda d: codec.decode_manifest(d, "the file")),

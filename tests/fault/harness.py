@@ -174,11 +174,13 @@ def check_second_recovery(store: Store) -> None:
 
 
 def check_stories(store: Store) -> None:
-    """Every story of an attempt can be read, and so can the manifest of everything that was deleted.
+    """The run's own record and every attempt's story can be read, and the manifest of everything that was deleted.
 
     Raises:
         Broken: *readable*, *described*.
     """
+    if store.stat(PLACES.run_file).size == 0:
+        raise Broken("readable", "run.json is empty")
     for name, item in walk_files(store, PLACES.attempts):
         if item.size == 0:
             raise Broken("readable", f"the story attempts/{name} is empty")

@@ -11,12 +11,10 @@ from onward.catalog.stores import init_store
 from onward.storage.syscalls import Syscalls
 
 from .harness import delete_step, make_store, posix, save_step, start
-from .state import many_small_files
 
 Tell = Callable[[object], None]
 Make = Callable[[], Syscalls]
 """Makes the fault in the child: a lock cannot be sent to another process."""
-many_small_files()
 
 
 def make(tell: Tell, root: Path, steps: tuple[int, ...]) -> None:

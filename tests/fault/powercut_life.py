@@ -18,11 +18,12 @@ from unittest import mock
 from onward.catalog import stores
 from onward.catalog.incarnation import Incarnation
 from onward.catalog.ledger import read_ledger
+from onward.catalog.listing import read_catalog
 from onward.catalog.stores import init_store
 from onward.storage.posix import PosixStore
 from onward.storage.probe import Probe
 from onward.storage.syscalls import Syscalls
-from onward.testing.faults import Call, Halted, HaltAt, Wrapper
+from onward.testing.faults import Call, HaltAt, Halted, Wrapper
 from onward.testing.recorder import Operation, Recorder
 from onward.upkeep.adopt import adopt
 
@@ -153,6 +154,8 @@ class Life:
             self.save(self.begin(halt), 30)
         with self.killed(only="unlink", match="/ledger/") as halt:  # its entry has a name that is not synced
             self.save(self.begin(halt), 30)
+        # Somebody only looks, and takes the weights away; whatever happens here, that checkpoint must stay.
+        self.mark("believed", read_catalog(self.store(), PLACES, "home").offered()[0].folder)
         incarnation = self.begin()
         self.save(incarnation, 40)
         incarnation.end()

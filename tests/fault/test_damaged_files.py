@@ -38,8 +38,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def root(original: Path, tmp_path: Path) -> Iterator[Path]:
-    copy = tmp_path / "store"
+def root(original: Path, fast_path: Path) -> Iterator[Path]:
+    copy = fast_path / "store"
     shutil.copytree(original, copy)
     yield copy
 
@@ -165,11 +165,11 @@ def around(root: Path) -> list[str]:
 
 @pytest.mark.parametrize("damage", [d for d in DAMAGES if d is not _swapped], ids=lambda f: f.__name__.strip("_"))
 def test_damage_beside_the_checkpoints_never_loses_more_than_the_entry_that_it_hit(
-    original: Path, tmp_path: Path, damage: Callable[[Path], None]
+    original: Path, fast_path: Path, damage: Callable[[Path], None]
 ) -> None:
     """Ledger entries, receipts, lease and run file: named, and never in the way of a start."""
     for number, file in enumerate(around(original)):
-        root = tmp_path / str(number)
+        root = fast_path / str(number)
         shutil.copytree(original, root)
         path = root / PLACES.root / file
         damage(path)
@@ -206,16 +206,16 @@ class _Bomb:
         return os.mkdir, (str(self.marker),)
 
 
-def test_a_pickle_in_place_of_any_file_is_never_run(original: Path, tmp_path: Path) -> None:
+def test_a_pickle_in_place_of_any_file_is_never_run(original: Path, fast_path: Path) -> None:
     """T145: every file of the store in turn becomes a pickle that makes a folder; no operation makes it."""
-    marker = tmp_path / "ran"
+    marker = fast_path / "ran"
     bomb = pickle.dumps(_Bomb(marker))
     pickle.loads(bomb)  # the control: the trap works
     marker.rmdir()
     files = [p.relative_to(original) for p in sorted(original.rglob("*")) if p.is_file()]
     assert len(files) == 2 * len(FILES) + 3 + 2 + 3
     for number, file in enumerate(files):
-        root = tmp_path / str(number)
+        root = fast_path / str(number)
         shutil.copytree(original, root)
         (root / file).write_bytes(bomb)
         shutil.copytree(checkpoints(root) / NEWEST, checkpoints(root) / "copied")

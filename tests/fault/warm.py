@@ -148,5 +148,7 @@ def serve() -> None:
 
 if __name__ == "__main__":
     import fault.lives  # noqa: F401  imported once, before anything is forked
+    from fault.state import many_small_files
 
+    many_small_files()
     serve()

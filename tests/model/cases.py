@@ -242,7 +242,8 @@ LARGE: dict[str, tuple[Config, ...]] = {
         Config(saves=2, failed_saves=1, cuts=2, reader=True, ambiguous=True),
         Config(saves=2, deletes=1, cuts=2, reader=True),
         Config(writers=3, cuts=1, reader=True),
-        Config(writers=3, cuts=1, ambiguous=True, failed_saves=1),
+        Config(writers=3, cuts=1, ambiguous=True),
+        Config(writers=3, failed_saves=1),
         Config(writers=3, history="one", deletes=1, cuts=1),
     ),
     "objects": (

@@ -63,11 +63,15 @@ def test_a_rule_removed_breaks_an_invariant(case: Break) -> None:
     assert result.violation == case.broken, result.story()
 
 
+def _without(rule: str, world: str, room: dict[str, tuple[Config, ...]], watch: str) -> None:
+    for config in room[world]:
+        result = search(world, replace(config, rules=Rules().without(rule)), watch)
+        assert result.exhausted, f"{rule} does prevent something: {result.story()}"
+
+
 @pytest.mark.parametrize("case", NOTHING, ids=str)
 def test_a_rule_that_another_covers(case: Nothing) -> None:
-    for config in SMALL[case.world]:
-        result = search(case.world, replace(config, rules=Rules().without(case.rule)))
-        assert result.exhausted, f"{case.rule} does prevent something: {result.story()}"
+    _without(case.rule, case.world, SMALL, "all")
     if case.cover:
         alone, both = case.search(*case.cover), case.search(case.rule, *case.cover)
         print(f"\nwithout {case.rule} and {', '.join(case.cover)}: {both.story()}")
@@ -77,9 +81,26 @@ def test_a_rule_that_another_covers(case: Nothing) -> None:
 
 @pytest.mark.parametrize(("world", "rule"), DISCIPLINE_ONLY)
 def test_a_rule_that_only_keeps_discipline(world: str, rule: str) -> None:
-    for config in SMALL[world]:
-        result = search(world, replace(config, rules=Rules().without(rule)), "harm")
-        assert result.exhausted, f"{rule} does prevent harm: {result.story()}"
+    _without(rule, world, SMALL, "harm")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", NOTHING, ids=str)
+def test_a_rule_that_another_covers_with_more_of_everything(case: Nothing) -> None:
+    _without(case.rule, case.world, MEDIUM, "all")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("world", "rule"), DISCIPLINE_ONLY)
+def test_a_rule_that_only_keeps_discipline_with_more_of_everything(world: str, rule: str) -> None:
+    _without(rule, world, MEDIUM, "harm")
+
+
+def test_age_is_told_by_sequence_only_if_the_fence_is_durable() -> None:
+    rules = Rules().without("fsync_fence", "fsync_ledger_before_resuming")
+    result = search("posix", Config(rules=rules, cuts=1), "acknowledged_lost", extra=AGE)
+    print(f"\n{result.story()}")
+    assert result.violation == "age_is_told_by_sequence"
 
 
 def test_every_rule_is_accounted_for() -> None:

@@ -12,7 +12,7 @@ from onward.catalog.recovery import recover
 from onward.catalog.stamp import actor, now
 from onward.catalog.stores import open_home
 from onward.errors import ConfigurationError, Damaged
-from onward.format.codec import SMALL_LIMIT, decode, encode
+from onward.format.codec import SMALL_LIMIT, decode_sealed, encode_sealed
 from onward.format.names import RUNS, RunPlaces, run_name
 from onward.records import FORMAT, AttemptOutcome, RunRecord
 from onward.storage.base import AlreadyExists, Barrier, Store
@@ -53,11 +53,11 @@ def make_run(store: Store, places: RunPlaces) -> None:
         store.make_folder(folder, exist_ok=True)
     record = RunRecord(format=FORMAT, run=places.run, created=now(), created_by=actor())
     try:
-        store.create(places.run_file, encode(record), content=Barrier.META, name=None)
+        store.create(places.run_file, encode_sealed(record), content=Barrier.META, name=None)
     except AlreadyExists:
         # Nothing rests on this file but the name: a damaged one must not stand between a run and its checkpoints.
         with suppress(Damaged):
-            found = decode(store.read(places.run_file, limit=SMALL_LIMIT), RunRecord, places.run_file)
+            found = decode_sealed(store.read(places.run_file, limit=SMALL_LIMIT), RunRecord, places.run_file)
             if found.run != places.run:
                 raise ConfigurationError(
                     f"{places.root} holds the run {found.run!r}", next_step="rename the folder back to its run's name"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from onward.catalog.stamp import host, now, token
 from onward.errors import Damaged, FormatError, StorageError, Superseded
-from onward.format.codec import ENTRY_LIMIT, decode_entry, encode_entry
+from onward.format.codec import ENTRY_LIMIT, decode_entry, encode_sealed
 from onward.format.digests import sha256
 from onward.format.names import RunPlaces, parse_entry
 from onward.records import FORMAT, CheckpointEntry, DeleteEntry, Finding, LedgerEntry, OpenEntry
@@ -158,7 +158,7 @@ class Ledger:
             if self._superseded:
                 raise Superseded(f"{self.places.run}: this incarnation was superseded before")
             number = self.next
-            data = encode_entry(build(number, self._digest))
+            data = encode_sealed(build(number, self._digest))
             self._pending = (number, data)
             self._take(number, data, create_entry(self.store, self.places, number, data))
             self.store.sync_folder(self.places.ledger, barrier)
@@ -266,7 +266,7 @@ def take_over(store: Store, places: RunPlaces) -> tuple[Ledger, LedgerView]:
             host=host(),
             pid=os.getpid(),
         )
-        data = encode_entry(fence)
+        data = encode_sealed(fence)
         if create_entry(store, places, number, data):
             break
         before = ""

@@ -10,7 +10,7 @@ from typing import Literal
 from onward.catalog.ledger import LedgerView, read_ledger
 from onward.catalog.receipts import read_receipts
 from onward.errors import OnwardError, StorageError
-from onward.format.codec import SMALL_LIMIT, decode
+from onward.format.codec import SMALL_LIMIT, decode_sealed
 from onward.format.names import RUNS, RunPlaces, parse_writing_folder
 from onward.records import CheckpointEntry, CheckpointInfo, Finding, Receipt, RunRecord
 from onward.storage.base import Entry, NotFound, Store
@@ -129,7 +129,7 @@ def _info(
 
 def _run_file(store: Store, places: RunPlaces, tier: str) -> list[Finding]:
     try:
-        decode(store.read(places.run_file, limit=SMALL_LIMIT), RunRecord, places.run_file)
+        decode_sealed(store.read(places.run_file, limit=SMALL_LIMIT), RunRecord, places.run_file)
     except OnwardError as error:
         return [Finding(code="run-file-damaged", message=error.message, tier=tier, file=places.run_file)]
     return []

@@ -14,7 +14,7 @@ from onward.errors import Damaged, FormatError, OnwardError, StorageError
 from onward.format.codec import LIMITS, decode, decode_index, decode_layout, decode_manifest, decode_record, decode_sums
 from onward.format.digests import sha256
 from onward.format.dtypes import itemsize
-from onward.format.names import INDEX, LAYOUT, MANIFEST, RECORD, STATE, SUMS, RunPlaces, rank_folder
+from onward.format.names import INDEX, INTENT, LAYOUT, MANIFEST, RECORD, STATE, SUMS, RunPlaces, rank_folder
 from onward.records import (
     Box,
     CheckpointInfo,
@@ -123,6 +123,8 @@ class OpenCheckpoint:
         path = f"{rank_folder(rank)}/{INDEX}"
         data = self.place.read(path, self.sums.get(path, ""), self._limit(rank, INDEX))
         index = self.place.decoded(decode_index, data, path, rank)
+        if index.rank != rank:
+            raise DamagedFile(self.place.finding(path, f"it is of rank {index.rank}", rank))
         sizes = {file.path: file.size for file in self.records[rank].files}
         layout = self.tensors()
         for file in index.files:
@@ -138,7 +140,10 @@ class OpenCheckpoint:
         """The typed non-tensor state of one rank: component name → encoded tree."""
         path = f"{rank_folder(rank)}/{STATE}"
         data = self.place.read(path, self.sums.get(path, ""), self._limit(rank, STATE))
-        return self.place.decoded(lambda d, p: decode(d, StateFile, p), data, path, rank).components
+        state = self.place.decoded(lambda d, p: decode(d, StateFile, p), data, path, rank)
+        if state.rank != rank:
+            raise DamagedFile(self.place.finding(path, f"it is of rank {state.rank}", rank))
+        return state.components
 
     def _limit(self, rank: int, name: str) -> int:
         """What a file has by its record; a larger one is refused before it is read."""
@@ -199,6 +204,9 @@ def open_folder(place: Place, *, manifest_sha256: str | None = None, sums_sha256
     named = {asset.path: asset.sha256 for asset in manifest.assets}
     for rank, record in enumerate(records):
         named.update({f"{rank_folder(rank)}/{file.path}": file.sha256 for file in record.files})
+    own = {MANIFEST, LAYOUT, INTENT, *(entry.path for entry in manifest.ranks), *named}
+    if stray := sorted(own ^ set(sums)):
+        raise DamagedFile(place.finding(SUMS, f"it and the records disagree about whether there is {stray[0]}"))
     for path, digest in named.items():
         if sums.get(path) != digest:
             raise DamagedFile(place.finding(SUMS, f"it disagrees with the record about {path}"))
@@ -216,6 +224,7 @@ def open_folder(place: Place, *, manifest_sha256: str | None = None, sums_sha256
 def disagreement(record: RankRecord, manifest: Manifest, rank: int) -> str:
     """What a rank's record and the manifest disagree about; empty when they agree."""
     pairs = (
+        ("run", record.run, manifest.run),
         ("rank", record.rank, rank),
         ("world size", record.world_size, manifest.world_size),
         ("step", record.step, manifest.global_step),
@@ -223,6 +232,9 @@ def disagreement(record: RankRecord, manifest: Manifest, rank: int) -> str:
         ("layout", record.layout_sha256, manifest.layout_sha256),
     )
     wrong = [f"its {what} is {has}, the manifest's {due}" for what, has, due in pairs if has != due]
+    named = [[(tag.name, tag.kind, tag.scope, tag.step) for tag in each.components] for each in (record, manifest)]
+    if named[0] != named[1]:
+        wrong.append("its components are not the manifest's")
     return "; ".join(wrong)
 
 

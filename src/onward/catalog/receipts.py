@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from onward.catalog.stamp import actor, compact_now, now
 from onward.errors import OnwardError
-from onward.format.codec import RECEIPT_LIMIT, decode_receipt, encode_receipt
+from onward.format.codec import RECEIPT_LIMIT, decode_sealed, encode_sealed
 from onward.format.names import RunPlaces
 from onward.records import FORMAT, Finding, JsonTree, Receipt, ReceiptKind
 from onward.storage.base import Barrier, NotFound, Store
@@ -39,9 +39,9 @@ def write_receipt(
     store.make_folder(place, exist_ok=True)
     name = f"{compact_now()}-{kind}-{secrets.token_hex(4)}.json"
     try:
-        store.create(f"{place}/{name}", encode_receipt(receipt), content=Barrier.RECEIPT, name=None)
+        store.create(f"{place}/{name}", encode_sealed(receipt), content=Barrier.RECEIPT, name=None)
     except NotFound:  # a new incarnation swept the half-written file away, taking it for a dead one's
-        store.create(f"{place}/{name}", encode_receipt(receipt), content=Barrier.RECEIPT, name=None)
+        store.create(f"{place}/{name}", encode_sealed(receipt), content=Barrier.RECEIPT, name=None)
     return receipt
 
 
@@ -56,7 +56,7 @@ def read_receipts(store: Store, places: RunPlaces, folder: str) -> tuple[list[Re
                 continue
             path = f"{place}/{item.name}"
             try:
-                receipt = decode_receipt(store.read(path, limit=RECEIPT_LIMIT), path)
+                receipt = decode_sealed(store.read(path, limit=RECEIPT_LIMIT), Receipt, path)
             except OnwardError as error:
                 findings.append(Finding(code="receipt-damaged", message=error.message, checkpoint=folder, file=path))
                 continue

@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 from onward.catalog.stamp import now, token
 from onward.errors import ConfigurationError, FormatError, StorageError, StoreMissing, StoreUnsuitable
-from onward.format.codec import SMALL_LIMIT, decode_store_record, encode_store_record
+from onward.format.codec import SMALL_LIMIT, decode_sealed, encode_sealed
 from onward.format.names import RUNS, STORE_FILE
 from onward.records import FORMAT, StoreRecord
 from onward.storage.base import Barrier, NotFound, Store
@@ -40,7 +40,7 @@ def init_store(url: str, *, mode: Mode = "private", tier: str = "home") -> tuple
     store.make_folder(RUNS, exist_ok=True)
     # Before the store's own file: a power cut between must not leave a store whose runs cannot be made.
     store.sync_folder("", Barrier.RUN_FOLDER)
-    store.create(STORE_FILE, encode_store_record(record), content=Barrier.META, name=Barrier.RUN_FOLDER)
+    store.create(STORE_FILE, encode_sealed(record), content=Barrier.META, name=Barrier.RUN_FOLDER)
     return record, found
 
 
@@ -70,7 +70,7 @@ def read_store_record(store: Store) -> StoreRecord:
     except NotFound as error:
         raise StoreMissing(f"{store.url} is not a store: it has no {STORE_FILE}") from error
     try:
-        return decode_store_record(data, f"{store.url}/{STORE_FILE}")
+        return decode_sealed(data, StoreRecord, f"{store.url}/{STORE_FILE}")
     except FormatError as error:
         raise FormatError(
             error.message,

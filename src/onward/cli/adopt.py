@@ -33,6 +33,7 @@ EPILOG = closing(
     4,
     5,
     78,
+    93,
 )
 
 

@@ -17,6 +17,7 @@ from onward.storage.registry import open_store
 EPILOG = closing(
     "onward init file:///data/ckpt --mode group",
     {78: "a store is there already, or the place cannot keep what a store promises"},
+    3,
 )
 
 

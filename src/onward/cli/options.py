@@ -43,6 +43,7 @@ EXIT_CODES = {
     4: "there is nothing of the kind",
     5: "another live process uses the run",
     78: "no such store, or a wrong configuration",
+    93: "another process took the run over meanwhile",
 }
 
 

@@ -20,7 +20,7 @@ from onward.format.names import RunPlaces
 from onward.report.checkpoints import finding_lines, outcome_table
 from onward.report.tables import Column, Table, plain
 
-EPILOG = closing("onward recover --store file:///data/ckpt --yes", {0: "cleared up, or nothing to do"}, 4, 5, 78)
+EPILOG = closing("onward recover --store file:///data/ckpt --yes", {0: "cleared up, or nothing to do"}, 3, 4, 5, 78, 93)
 
 
 def command(

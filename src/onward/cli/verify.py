@@ -45,6 +45,8 @@ EPILOG = closing(
     78,
 )
 _LONE = "lone"
+_MARKS = (MANIFEST, SUMS, LAYOUT, INTENT)
+"""A folder with one of these is a checkpoint's, perhaps a damaged one."""
 _THREADS = 4
 
 
@@ -107,7 +109,7 @@ def _is_path(text: str, *, store_is_named: bool) -> bool:
     """A path has a slash; a plain name is one only where no store is named and a checkpoint folder lies there."""
     if "/" in text or text in (".", ".."):
         return True
-    return not store_is_named and Path(text, MANIFEST).is_file()
+    return not store_is_named and any(os.path.lexists(Path(text, name)) for name in _MARKS)
 
 
 def _exit_code(verdicts: Sequence[str]) -> int:
@@ -193,7 +195,7 @@ def _verify_lone(path: Path, method: Method, threads: int) -> Answer:
         names = {item.name for item in store.list(folder.name)}
     except (NotFound, Damaged):
         names = set()
-    if names.isdisjoint((MANIFEST, SUMS, LAYOUT, INTENT)):
+    if names.isdisjoint(_MARKS):
         raise NothingRecoverable(
             f"{path} is not a checkpoint's folder: it has no {MANIFEST}", next_step="name the folder that holds it"
         )

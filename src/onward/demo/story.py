@@ -32,10 +32,10 @@ from onward.records import CheckpointInfo, VerifyReport
 from onward.upkeep.verify import verify
 
 PLACES = RunPlaces("demo")
-STEPS = 110
-EVERY = 20
-"""The last commit is of step 100: behind it lie steps that a drill can repeat and compare."""
-KILLED_SAVES = (40, 60)
+STEPS = 85
+EVERY = 15
+"""The last commit is of step 75: behind it lie steps that a drill can repeat and compare."""
+KILLED_SAVES = (30, 45)
 """One of these saves is cut off: there are commits before it, and saves behind it if the instant comes too late."""
 FALLBACK_STEPS = 5
 TICK_SECONDS = 0.2

@@ -1,6 +1,6 @@
 """The training script of the demonstration: what a user's own script looks like with a ``Checkpointer`` in it.
 
-``python -m onward.demo.train --store file:///DIR/store --run demo --steps 110 --every 20``
+``python -m onward.demo.train --store file:///DIR/store --run demo --steps 85 --every 15``
 
 All randomness that training can draw on is drawn on here: torch for dropout, python and numpy for the noise on the
 input, the loader's own generator for the order of the samples. With a fixed number of threads the run is
@@ -35,7 +35,7 @@ MICRO_BATCH = 4
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 0.1
 CLIP = 1.0
-WARM_UP = 20
+WARM_UP = 15
 NOISE = 0.05
 THREADS = 1
 """Fixed, because the order of additions and with it the last bit of a sum depends on the number of threads."""
@@ -260,8 +260,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="python -m onward.demo.train", description="Train a small GPT, recoverably.")
     parser.add_argument("--store", help="URL of the store, for example file:///data/store")
     parser.add_argument("--run", default="demo", help="name of the run")
-    parser.add_argument("--steps", type=int, default=110, help="length of the run and of its schedule")
-    parser.add_argument("--every", type=int, default=20, help="steps between two checkpoints")
+    parser.add_argument("--steps", type=int, default=85, help="length of the run and of its schedule")
+    parser.add_argument("--every", type=int, default=15, help="steps between two checkpoints")
     parser.add_argument("--out", type=Path, help="new log file (JSON lines; final state beside it); default: stdout")
     parser.add_argument("--stop-at", type=int, default=sys.maxsize, help="end early, schedule unchanged")
     parser.add_argument("--seed", type=int, default=1)

@@ -41,6 +41,7 @@ from onward.records import (
     OpenEntry,
     RankRecord,
     Receipt,
+    RunRecord,
     StoredFile,
     StoreRecord,
     VoidEntry,
@@ -48,7 +49,8 @@ from onward.records import (
 
 T = TypeVar("T")
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ValueError)
-Sealed = TypeVar("Sealed", bound=OpenEntry | CheckpointEntry | DeleteEntry | VoidEntry | Receipt | StoreRecord)
+_Sealed = OpenEntry | CheckpointEntry | DeleteEntry | VoidEntry | Receipt | RunRecord | StoreRecord
+Sealed = TypeVar("Sealed", bound=_Sealed)
 
 MIB = 1024 * 1024
 LIMITS: dict[str, int] = {
@@ -130,11 +132,6 @@ def _check_seal(record: Sealed, what: str) -> Sealed:
     return record
 
 
-def encode_entry(entry: LedgerEntry) -> bytes:
-    """A ledger entry with its digest filled in."""
-    return encode(_sealed(entry))
-
-
 def decode_entry(data: bytes, what: str) -> LedgerEntry:
     """A ledger entry whose own digest is right."""
     entry = _check_seal(decode(data, cast(type[LedgerEntry], LedgerEntry), what), what)
@@ -150,24 +147,14 @@ def decode_entry(data: bytes, what: str) -> LedgerEntry:
     return entry
 
 
-def encode_store_record(record: StoreRecord) -> bytes:
-    """``onward.json`` with its digest filled in."""
+def encode_sealed(record: Sealed) -> bytes:
+    """A record with its own digest filled in."""
     return encode(_sealed(record))
 
 
-def decode_store_record(data: bytes, what: str) -> StoreRecord:
-    """``onward.json`` whose own digest is right."""
-    return _check_seal(decode(data, StoreRecord, what), what)
-
-
-def encode_receipt(receipt: Receipt) -> bytes:
-    """A receipt with its digest filled in."""
-    return encode(_sealed(receipt))
-
-
-def decode_receipt(data: bytes, what: str) -> Receipt:
-    """A receipt whose own digest is right."""
-    return _check_seal(decode(data, Receipt, what), what)
+def decode_sealed(data: bytes, kind: type[Sealed], what: str) -> Sealed:
+    """A record whose own digest is right."""
+    return _check_seal(decode(data, kind, what), what)
 
 
 # --- records with conditions of their own -----------------------------------------------------------------------
@@ -179,6 +166,8 @@ def decode_manifest(data: bytes, what: str) -> Manifest:
     ranks = [entry.rank for entry in manifest.ranks]
     if len(ranks) != manifest.world_size or not ranks or ranks != list(range(len(ranks))):
         raise FormatError(f"{what} names the ranks {ranks[:8]} of {manifest.world_size}")
+    stray = any(tag.step != manifest.global_step for tag in manifest.components) or not manifest.components
+    _require(not stray, what, "it has no components, or one of another step")
     distinct_paths([entry.path for entry in manifest.ranks] + [asset.path for asset in manifest.assets])
     numbers = (manifest.global_step, manifest.sequence, *(n for r in manifest.ranks for n in (r.files, r.bytes)))
     _require(min(numbers) >= 0 and all(asset.size >= 0 for asset in manifest.assets), what, "a number is negative")

@@ -6,37 +6,24 @@ Nothing here touches the live state. A chunk whose digest is wrong ends the load
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
 from onward.catalog.reader import DamagedFile, OpenCheckpoint
-from onward.errors import Damaged, TopologyMismatch
+from onward.errors import Damaged
 from onward.format.codec import LIMITS
 from onward.format.digests import xxh3
 from onward.format.dtypes import itemsize
-from onward.format.names import INDEX, SHARD_SUFFIX, STATE, rank_folder
-from onward.records import Box, IndexFile, Key, TensorLayout
+from onward.format.names import INDEX, SHARD_SUFFIX, STATE
+from onward.records import Key
 from onward.restore.settings import DEFAULT_THREADS
 from onward.state import tensors as exact
 from onward.storage.base import NotFound
 from onward.storage.parallel import each
-from onward.topology.boxes import byte_offset, nbytes
-from onward.upkeep.verify import check_header, chunk_boxes
+from onward.topology.boxes import nbytes
+from onward.upkeep.shards import Chunk, ShardFile, check_header, chunks, offset_in_tensor, require_whole, shard_files
 
 _GATHER = 4 * 1024 * 1024  # small chunks that lie side by side are read together
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """One chunk of a wanted tensor: where it lies in its file, and in the tensor's own bytes."""
-
-    tensor: Key
-    start: int
-    nbytes: int
-    digest: str
-    into: int
 
 
 class CheckpointSource:
@@ -53,11 +40,9 @@ class CheckpointSource:
     def __init__(self, opened: OpenCheckpoint, *, threads: int = DEFAULT_THREADS) -> None:
         self._opened, self._threads = opened, threads
         self.layout = opened.tensors()
-        self._files: list[tuple[str, int, IndexFile]] = []
-        for record in opened.records:
-            folder = rank_folder(record.rank)
-            self._files += [(f"{folder}/{f.path}", record.rank, f) for f in opened.index(record.rank).files]
-        self._require_whole()
+        self._files = [file for record in opened.records for file in shard_files(opened, record.rank)]
+        require_whole(opened, self._files)
+        self._asset_sizes = {asset.path: asset.size for asset in opened.manifest.assets}
 
     def tensor_bytes(self) -> int:
         """Bytes of all stored tensors."""
@@ -98,13 +83,13 @@ class CheckpointSource:
 
     def _run(self, into: dict[Key, torch.Tensor] | None) -> None:
         views = None if into is None else {key: exact.as_bytes(tensor) for key, tensor in into.items()}
-        each(lambda file: self._read_file(*file, views), self._files, threads=self._threads, name="onward-load")
+        each(lambda file: self._read_file(file, views), self._files, threads=self._threads, name="onward-load")
 
-    def _read_file(self, path: str, rank: int, file: IndexFile, views: dict[Key, memoryview] | None) -> None:
-        place = self._opened.place
+    def _read_file(self, file: ShardFile, views: dict[Key, memoryview] | None) -> None:
+        place, path, rank = self._opened.place, file.path, file.rank
         try:
-            check_header(place, path, file, self.layout)
-            wanted = [c for c in self._chunks(file) if views is None or c.tensor in views]
+            check_header(place, path, file.index, self.layout)
+            wanted = [c for c in chunks(file.index, self.layout) if views is None or c.tensor in views]
             for run in _gathered(wanted):
                 self._read_run(path, rank, run, views)
         except DamagedFile:
@@ -114,12 +99,13 @@ class CheckpointSource:
         except Damaged as error:
             raise DamagedFile(place.finding(path, error.message, rank)) from error
 
-    def _read_run(self, path: str, rank: int, run: list[_Chunk], views: dict[Key, memoryview] | None) -> None:
+    def _read_run(self, path: str, rank: int, run: list[Chunk], views: dict[Key, memoryview] | None) -> None:
         place = self._opened.place
         first, size = run[0], sum(chunk.nbytes for chunk in run)
         direct = views is not None and len(run) == 1
         if direct and views is not None:
-            buffer = views[first.tensor][first.into : first.into + size]
+            into = self._into(first)
+            buffer = views[first.tensor][into : into + size]
         else:
             buffer = memoryview(bytearray(size))
         place.store.read_into(f"{place.root}/{path}", first.start, buffer)
@@ -133,59 +119,26 @@ class CheckpointSource:
                     )
                 )
             if views is not None and not direct:
-                views[chunk.tensor][chunk.into : chunk.into + chunk.nbytes] = part
+                into = self._into(chunk)
+                views[chunk.tensor][into : into + chunk.nbytes] = part
 
-    def _chunks(self, file: IndexFile) -> Iterator[_Chunk]:
-        for key, box, start, count, digest in chunk_boxes(file, self.layout):
-            yield _Chunk(tensor=key, start=start, nbytes=count, digest=digest, into=self._offset(key, box))
-
-    def _offset(self, key: Key, box: Box) -> int:
-        tensor = self.layout[key]
-        offset = byte_offset(box, tensor.shape, itemsize(tensor.dtype))
-        if offset is None:
-            raise TopologyMismatch(
-                f"{key} is stored in boxes that are not contiguous; this version loads it on the saved layout only"
-            )
-        return offset
-
-    def _require_whole(self) -> None:
-        """Every stored tensor is covered once, without gap or overlap; else a load would leave garbage in it."""
-        spans: dict[Key, list[tuple[int, int]]] = {}
-        for _, _, file in self._files:
-            for piece in file.pieces:
-                begin = self._offset(piece.tensor, Box(offset=piece.offset, shape=piece.shape))
-                spans.setdefault(piece.tensor, []).append((begin, begin + piece.nbytes))
-        for tensor in self.layout.values():
-            if tensor.tie is None and not _covers(spans.get(tensor.key, []), _size(tensor)):
-                where = f"{rank_folder(0)}/{INDEX}"
-                raise DamagedFile(
-                    self._opened.place.finding(where, "the pieces do not make up the tensor", None, tensor.key)
-                )
+    def _into(self, chunk: Chunk) -> int:
+        return offset_in_tensor(self.layout[chunk.tensor], chunk.box)
 
     def _check_small_files(self) -> None:
         place = self._opened.place
         for path, digest in self._opened.sums.items():
             name = path.rpartition("/")[2]
             if not path.endswith(SHARD_SUFFIX) and name not in (INDEX, STATE):
-                place.read(path, digest, LIMITS.get(name, LIMITS[STATE]))
+                data = place.read(path, digest, LIMITS.get(name, LIMITS[STATE]))
+                if len(data) != self._asset_sizes.get(path, len(data)):
+                    raise DamagedFile(place.finding(path, f"it has {len(data)} bytes, not what the manifest says"))
 
 
-def _size(tensor: TensorLayout) -> int:
-    return nbytes(tensor.shape, itemsize(tensor.dtype))
-
-
-def _covers(spans: list[tuple[int, int]], size: int) -> bool:
-    ordered = sorted(span for span in spans if span[0] != span[1])
-    if not ordered:
-        return size == 0 and bool(spans)
-    joined = all(one[1] == other[0] for one, other in pairwise(ordered))
-    return joined and ordered[0][0] == 0 and ordered[-1][1] == size
-
-
-def _gathered(chunks: list[_Chunk]) -> Iterator[list[_Chunk]]:
-    run: list[_Chunk] = []
+def _gathered(wanted: list[Chunk]) -> Iterator[list[Chunk]]:
+    run: list[Chunk] = []
     size = 0
-    for chunk in sorted(chunks, key=lambda c: c.start):
+    for chunk in sorted(wanted, key=lambda c: c.start):
         adjoins = bool(run) and run[-1].start + run[-1].nbytes == chunk.start
         if run and not (adjoins and size + chunk.nbytes <= _GATHER):
             yield run

@@ -43,6 +43,7 @@ class MemoryStore:
             return Entry(name=name, kind="file", size=len(self._file(path)), mtime=0.0)
 
     def list(self, folder: str) -> list[Entry]:
+        _require_inside(folder)
         with self._lock:
             if folder not in self.folders:
                 raise NotFound(f"list {self.url}/{folder}: not found")
@@ -109,11 +110,13 @@ class MemoryStore:
         return None
 
     def _file(self, path: str) -> bytes:
+        _require_inside(path)
         if path not in self.files:
             raise NotFound(f"read {self.url}/{path}: not found")
         return self.files[path]
 
     def _parent(self, path: str) -> None:
+        _require_inside(path)
         if path.rpartition("/")[0] not in self.folders:
             raise NotFound(f"create {self.url}/{path}: its folder is not there")
 
@@ -121,6 +124,11 @@ class MemoryStore:
         self._parent(path)
         if path in self.files or path in self.folders:
             raise AlreadyExists(f"create {self.url}/{path}: the name is taken")
+
+
+def _require_inside(path: str) -> None:
+    if ".." in path.split("/") or "\0" in path:
+        raise Damaged(f"{path!r} leads out of the store")
 
 
 class MemorySink:

@@ -134,10 +134,17 @@ class PosixStore:
     def replace(self, path: str, data: bytes) -> None:
         temp = self._temp_for(path)
         sink = self.open_new(temp)
-        sink.write(data)
-        sink.close()
-        with self._folder_of(path) as (folder, name), self._errors("rename", path):
-            self.calls.rename(temp.rsplit("/", 1)[-1], name, folder, path)
+        try:
+            sink.write(data)
+            sink.close()
+            with self._folder_of(path) as (folder, name), self._errors("rename", path):
+                self.calls.rename(temp.rsplit("/", 1)[-1], name, folder, path)
+        except BaseException:
+            # A lease beats for weeks: on a full disk every beat would leave a file and a descriptor behind.
+            sink.abandon()
+            with suppress(StorageError):
+                self.remove(temp)
+            raise
 
     def open_new(self, path: str, *, direct: bool = False) -> PosixSink:
         with self._folder_of(path) as (folder, name), self._errors("create", path):

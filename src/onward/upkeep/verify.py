@@ -6,22 +6,24 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
+import xxhash
+
 from onward.catalog.reader import OpenCheckpoint, Place, as_findings, open_folder
-from onward.errors import Damaged, FormatError, OnwardError
-from onward.format.digests import xxh3
-from onward.format.dtypes import SAFETENSORS_ITEMSIZE, itemsize, stored_dtype, stored_shape
+from onward.errors import Damaged, OnwardError
 from onward.format.names import MANIFEST, SHARD_SUFFIX, SUMS, rank_folder
-from onward.format.shardfile import entry_name, header_size, parse_header
-from onward.records import CHUNK_BYTES, Box, CheckpointInfo, Coverage, Finding, IndexFile, TensorLayout, VerifyReport
+from onward.records import CheckpointInfo, Coverage, Finding, VerifyReport
 from onward.storage.base import NotFound, walk_files
 from onward.storage.parallel import each
-from onward.topology.boxes import nbytes, split
+from onward.upkeep.shards import Chunk, ShardFile, check_header, chunks, require_whole, shard_files
 
 Method = Literal["quick", "full"]
+_METHODS: dict[Method, str] = {
+    "full": "every byte, SHA-256 and XXH3-128",
+    "quick": "sizes and headers; small files by SHA-256",
+}
 _BLOCK = 4 * 1024 * 1024
 _RANK = re.compile(r"rank-([0-9]{5,9})/")
 _HARMLESS = frozenset({"foreign-file"})
@@ -87,7 +89,9 @@ def verify(
             files_total=max(total_files, work.files),
             bytes=work.bytes,
             bytes_total=max(total_bytes, work.bytes),
-            method="every byte, SHA-256" if method == "full" else "sizes and headers; small files by SHA-256",
+            method="every byte, SHA-256 and XXH3-128"
+            if method == "full"
+            else "sizes and headers; small files by SHA-256",
         ),
         findings=tuple(work.findings),
         seconds=round(time.monotonic() - started, 6),
@@ -109,6 +113,7 @@ def _check_all(opened: OpenCheckpoint, work: _Work, method: Method, threads: int
         )
     sizes = {f"{rank_folder(r.rank)}/{file.path}": file.size for r in opened.records for file in r.files}
     sizes.update({asset.path: asset.size for asset in opened.manifest.assets})
+    shards = _shards(opened, work)
     hashed: list[str] = []
     for path in opened.sums:
         entry = present.get(path)
@@ -123,22 +128,58 @@ def _check_all(opened: OpenCheckpoint, work: _Work, method: Method, threads: int
             hashed.append(path)
         else:
             work.files += 1
-    results = each(lambda p: _hash(opened, p, drop_cache, work.progress), hashed, threads=threads, name="onward-verify")
-    for path, size, problem in results:
+
+    def look(path: str) -> _Hashed:
+        return _hash(opened, path, shards.get(path), drop_cache, work.progress)
+
+    for result in each(look, hashed, threads=threads, name="onward-verify"):
         work.files += 1
-        work.bytes += size
-        if problem:
-            rank = _rank_of(path)
-            for tensor in _altered_tensors(opened, path) or [""]:
-                work.add(path, problem, rank, tensor)
-    _check_headers(opened, work, present.keys())
+        work.bytes += result.bytes
+        if result.problem:
+            for tensor in result.tensors or ("",):
+                work.add(result.path, result.problem, _rank_of(result.path), tensor)
+    broken = {finding.file for finding in work.findings}
+    for path, shard in shards.items():
+        if path not in broken:
+            try:
+                check_header(place, path, shard.index, opened.tensors())
+            except Damaged as error:
+                work.add(path, error.message, shard.rank)
     total = sum(entry.size for path, entry in present.items() if path in opened.sums)
     return len(opened.sums), total
 
 
-def _hash(opened: OpenCheckpoint, path: str, drop_cache: bool, progress: Callable[[int], None]) -> tuple[str, int, str]:
+def _shards(opened: OpenCheckpoint, work: _Work) -> dict[str, ShardFile]:
+    """The shard files by path, after a look at whether they make up every tensor. A verified checkpoint must load."""
+    found: list[ShardFile] = []
+    try:
+        for record in opened.records:
+            opened.state(record.rank)
+            found.extend(shard_files(opened, record.rank))
+        for shard in found:
+            for _ in chunks(shard.index, opened.tensors()):
+                pass
+        require_whole(opened, found)
+    except OnwardError as error:
+        work.findings.extend(as_findings(error, opened.place.tier, opened.place.name))
+    return {shard.path: shard for shard in found}
+
+
+@dataclass(frozen=True)
+class _Hashed:
+    path: str
+    bytes: int
+    problem: str = ""
+    tensors: tuple[str, ...] = ()
+
+
+def _hash(
+    opened: OpenCheckpoint, path: str, shard: ShardFile | None, drop_cache: bool, progress: Callable[[int], None]
+) -> _Hashed:
+    """Reads a file once and checks both digests: SHA-256 of the whole, and XXH3-128 of each chunk of a shard."""
     store, full = opened.place.store, f"{opened.place.root}/{path}"
     digest = hashlib.sha256()
+    parts = _ChunkDigests(chunks(shard.index, opened.tensors()) if shard is not None else iter(()))
     done = 0
     try:
         size = store.stat(full).size
@@ -149,120 +190,43 @@ def _hash(opened: OpenCheckpoint, path: str, drop_cache: bool, progress: Callabl
             part = block[: min(_BLOCK, size - done)]
             store.read_into(full, done, part)
             digest.update(part)
+            parts.update(part, done)
             done += len(part)
             progress(len(part))
     except NotFound:
-        return path, done, "the file is missing"
+        return _Hashed(path, done, "the file is missing")
     except Damaged as error:
-        return path, done, error.message
+        return _Hashed(path, done, error.message)
+    altered = tuple(parts.altered)
     if digest.hexdigest() != opened.sums[path]:
-        return path, done, f"it does not match its SHA-256 ({done} bytes)"
-    return path, done, ""
+        return _Hashed(path, done, f"it does not match its SHA-256 ({done} bytes)", altered)
+    if altered:
+        return _Hashed(path, done, "a chunk does not match the digest in the index", altered)
+    return _Hashed(path, done)
+
+
+class _ChunkDigests:
+    """Compares the chunks of a file with their digests while the file goes by."""
+
+    def __init__(self, waiting: Iterator[Chunk]) -> None:
+        self._waiting = waiting
+        self._chunk = next(waiting, None)
+        self._digest = xxhash.xxh3_128()
+        self.altered: dict[str, None] = {}
+
+    def update(self, block: memoryview, start: int) -> None:
+        stop = start + len(block)
+        while (chunk := self._chunk) is not None and chunk.start < stop:
+            end = chunk.start + chunk.nbytes
+            self._digest.update(block[max(chunk.start - start, 0) : min(end, stop) - start])
+            if end > stop:
+                return
+            if self._digest.hexdigest() != chunk.digest:
+                self.altered[chunk.tensor] = None
+            self._digest = xxhash.xxh3_128()
+            self._chunk = next(self._waiting, None)
 
 
 def _rank_of(path: str) -> int | None:
     found = _RANK.match(path)
     return int(found[1]) if found else None
-
-
-def _index_file(opened: OpenCheckpoint, path: str) -> IndexFile | None:
-    rank = _rank_of(path)
-    if rank is None or not path.endswith(SHARD_SUFFIX):
-        return None
-    with suppress(OnwardError):
-        for file in opened.index(rank).files:
-            if f"{rank_folder(rank)}/{file.path}" == path:
-                return file
-    return None
-
-
-def chunk_boxes(file: IndexFile, layout: dict[str, TensorLayout]) -> Iterator[tuple[str, Box, int, int, str]]:
-    """Every chunk of a shard file: tensor, box, first byte in the file, size, XXH3-128."""
-    for piece in file.pieces:
-        size = itemsize(layout[piece.tensor].dtype)
-        start = piece.start
-        boxes = split(Box(offset=piece.offset, shape=piece.shape), size, CHUNK_BYTES)
-        # One by one: a hostile piece can claim more chunks than memory has room to list.
-        for digest in piece.digests:
-            box = next(boxes, None)
-            if box is None:
-                raise FormatError(f"{piece.tensor} has more digests than chunks")
-            count = nbytes(box.shape, size)
-            yield piece.tensor, box, start, count, digest
-            start += count
-        if next(boxes, None) is not None:
-            raise FormatError(f"{piece.tensor} has fewer digests than chunks")
-
-
-def _altered_tensors(opened: OpenCheckpoint, path: str) -> list[str]:
-    """Which tensors of a shard file have altered chunks; empty when the header was altered, or nothing can be told."""
-    file = _index_file(opened, path)
-    altered: dict[str, None] = {}
-    if file is not None:
-        for tensor, _, start, count, digest in chunk_boxes(file, opened.tensors()):
-            chunk = memoryview(bytearray(count))
-            try:
-                opened.place.store.read_into(f"{opened.place.root}/{path}", start, chunk)
-            except OnwardError:
-                altered[tensor] = None
-                continue
-            if xxh3(chunk) != digest:
-                altered[tensor] = None
-    return list(altered)
-
-
-def _check_headers(opened: OpenCheckpoint, work: _Work, present: object) -> None:
-    """The header of each shard file is well-formed and says the same as the index."""
-    layout = opened.tensors()
-    broken = {finding.file for finding in work.findings}
-    for record in opened.records:
-        try:
-            index = opened.index(record.rank)
-        except OnwardError as error:
-            found = as_findings(error, opened.place.tier, opened.place.name)
-            work.findings.extend(f for f in found if f.file not in broken)
-            continue
-        for file in index.files:
-            path = f"{rank_folder(record.rank)}/{file.path}"
-            if path not in broken:
-                try:
-                    check_header(opened.place, path, file, layout)
-                except Damaged as error:
-                    work.add(path, error.message, record.rank)
-
-
-def check_header(place: Place, path: str, file: IndexFile, layout: dict[str, TensorLayout]) -> None:
-    """Reads and judges the header of one shard file against the index.
-
-    Raises:
-        Damaged: Says what is wrong.
-    """
-    full = f"{place.root}/{path}"
-    there = place.store.stat(full)
-    if there.kind != "file" or there.size != file.size:
-        raise FormatError(f"it is a {there.kind} of {there.size} bytes instead of a file of {file.size}")
-    first = memoryview(bytearray(8))
-    place.store.read_into(full, 0, first)
-    size = header_size(bytes(first), file.size, path)
-    if size != file.header_bytes:
-        raise FormatError(f"its header has {size} bytes, the index says {file.header_bytes}")
-    head = memoryview(bytearray(size))
-    place.store.read_into(full, 0, head)
-    if xxh3(head) != file.header_xxh3:
-        raise FormatError("its header does not match its digest")
-    entries, _ = parse_header(bytes(head), file.size, path, _item_bytes)
-    said = {(e.name, e.dtype, e.shape, e.begin + size, e.end + size) for e in entries}
-    due = set()
-    for piece in file.pieces:
-        tensor = layout[piece.tensor]
-        name = entry_name(piece.tensor, piece.offset, piece.shape == tensor.shape)
-        shape = stored_shape(tensor.dtype, piece.shape)
-        due.add((name, stored_dtype(tensor.dtype), shape, piece.start, piece.start + piece.nbytes))
-    if said != due:
-        raise FormatError("its header and the index disagree about what it holds")
-
-
-def _item_bytes(dtype: str) -> int:
-    if dtype not in SAFETENSORS_ITEMSIZE:
-        raise FormatError(f"the dtype {dtype!r} is not one of format 1")
-    return SAFETENSORS_ITEMSIZE[dtype]

@@ -234,7 +234,7 @@ def test_receipts_are_counted_by_kind_and_a_reason_is_their_gist() -> None:
         "method quick",
         "rank-00000/000.safetensors: it is cut",
     ]
-    assert receipt_table([receipt("labelled", **{})], NOW).rows[0][-1] == ""
+    assert receipt_table([receipt("labelled")], NOW).rows[0][-1] == ""
 
 
 def test_a_finding_says_where_and_what() -> None:

@@ -1,0 +1,432 @@
+"""Any order of saving, failing, crashing, taking over, recovering, adopting, deleting and damaging, against a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pytest
+from faulty import Crashed, FaultyStore
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from onward.catalog.deletion import delete_checkpoint
+from onward.catalog.incarnation import Incarnation
+from onward.catalog.ledger import read_ledger
+from onward.catalog.listing import read_catalog
+from onward.catalog.quarantine import record_verification
+from onward.errors import Damaged, NothingRecoverable, OnwardError, Superseded
+from onward.format.codec import encode
+from onward.format.names import checkpoint_folder, parse_writing_folder
+from onward.records import CheckpointEntry, CheckpointInfo
+from onward.upkeep.adopt import adopt
+from onward.upkeep.verify import verify
+from recorder import load_into
+from support import PLACES, RUN, TIER, commit, content, dead_lease, die, memory_store, place_of, start
+
+STEPS = st.integers(1, 40)
+POINTS = st.integers(1, 90)
+WHICH = st.integers(0, 1000)
+Done: Counter[str] = Counter()
+
+
+@dataclass
+class Known:
+    """A checkpoint as the model knows it; ``files`` are the bytes that must be there as long as it is live."""
+
+    step: int
+    salt: int
+    folder: str
+    files: dict[str, bytes]
+    whole: dict[str, bytes]
+    quarantined: bool = False
+    deleted: bool = False
+
+    @property
+    def damaged(self) -> bool:
+        return self.files != self.whole
+
+    @property
+    def offered(self) -> bool:
+        return not (self.deleted or self.quarantined)
+
+
+@dataclass
+class Pending:
+    """What an operation that may fail anywhere is about to do."""
+
+    step: int = 0
+    salt: int = 0
+    victim: int = 0
+    source: Known | None = None
+    folders: list[str] = field(default_factory=list)
+
+
+class Machine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk = memory_store()
+        self.store = FaultyStore(self.disk)
+        self.known: dict[int, Known] = {}
+        self.ledger: dict[str, bytes] = {}
+        self.strangers: dict[str, dict[str, bytes]] = {}
+        self.run: Incarnation | None = None
+        self.old: list[Incarnation] = []
+        self.salt = 0
+
+    # --- what the rules share -----------------------------------------------------------------------------------
+
+    def files_of(self, folder: str) -> dict[str, bytes]:
+        base = f"{PLACES.checkpoint(folder)}/"
+        return {p.removeprefix(base): d for p, d in self.disk.files.items() if p.startswith(base)}
+
+    def begin(self) -> Incarnation:
+        """Takes over from whoever was there, alive or not; what a live one does later must come to nothing."""
+        if self.run is not None:
+            die(self.run)
+            self.old.append(self.run)
+            self.run = None
+        with suppress(KeyError):
+            self.disk.files[PLACES.lease]
+            self.disk.replace(PLACES.lease, encode(dead_lease()))
+        return start(self.store, lease_seconds=1e6)
+
+    def learn(self, pending: Pending) -> None:
+        """After an operation that may have been cut off: it took effect whole or not at all."""
+        view = read_ledger(self.disk, PLACES) if PLACES.ledger in self.disk.folders else None
+        for entry in view.checkpoints() if view else []:
+            if entry.sequence not in self.known:
+                assert entry.step == pending.step
+                self.meet(entry, pending)
+        for victim in view.deletes if view else ():
+            assert self.known[victim].deleted or victim == pending.victim
+            self.known[victim].deleted = True
+        named = {known.folder for known in self.known.values()}
+        for item in self.disk.list(PLACES.checkpoints) if PLACES.checkpoints in self.disk.folders else []:
+            if item.name not in named and parse_writing_folder(item.name) is None:
+                self.strangers.setdefault(item.name, self.files_of(item.name))
+
+    def meet(self, entry: CheckpointEntry, pending: Pending) -> None:
+        """A checkpoint that is new to the model: its number was never used, and is the highest."""
+        assert entry.sequence > max(self.known, default=0)
+        assert f"{entry.sequence:09d}" not in "".join(self.ledger), "a number was used twice"
+        files = self.files_of(entry.folder)
+        source = pending.source
+        whole = dict(files) if source is None else dict(source.whole)
+        step, salt = (pending.step, pending.salt) if source is None else (source.step, source.salt)
+        self.known[entry.sequence] = Known(step, salt, entry.folder, files, whole)
+        self.strangers.pop(entry.folder, None)
+        for folder in pending.folders:
+            self.strangers.pop(folder, None)
+
+    def pick(self, which: int, *, live: bool = True) -> tuple[int, Known] | None:
+        choice = [(n, k) for n, k in sorted(self.known.items()) if not (live and k.deleted)]
+        return choice[which % len(choice)] if choice else None
+
+    def running(self) -> bool:
+        return self.run is not None
+
+    def new_pending(self, step: int) -> Pending:
+        self.salt += 1
+        return Pending(step=step, salt=self.salt)
+
+    # --- rules --------------------------------------------------------------------------------------------------
+
+    @rule()
+    def take_over(self) -> None:
+        self.run = self.begin()
+        Done["take over"] += 1
+        self.learn(Pending())
+
+    @rule(at=POINTS, after=st.booleans())
+    def crash_while_taking_over(self, at: int, after: bool) -> None:
+        self.store.arm(at, "crash", after=after)
+        try:
+            self.run = self.begin()
+        except Crashed:
+            Done["crash in take over"] += 1
+        self.store.disarm()
+        self.learn(Pending())
+
+    @precondition(running)
+    @rule(step=STEPS)
+    def save(self, step: int) -> None:
+        assert self.run is not None
+        pending = self.new_pending(step)
+        taken = checkpoint_folder(step, self.run.ledger.next) in self.strangers
+        try:
+            entry = commit(self.run, step, pending.salt)
+        except OnwardError:
+            assert taken, "a save failed without a reason"
+            Done["save into a taken name"] += 1
+            self.learn(pending)
+            return
+        self.learn(pending)
+        assert self.known[entry.sequence].salt == pending.salt
+        Done["save"] += 1
+
+    @precondition(running)
+    @rule(step=STEPS, at=POINTS, after=st.booleans())
+    def failing_save(self, step: int, at: int, after: bool) -> None:
+        """One change in the middle is refused by the store, or takes effect and is reported as refused."""
+        assert self.run is not None
+        pending = self.new_pending(step)
+        self.store.arm(at, "error", after=after)
+        try:
+            commit(self.run, step, pending.salt)
+        except Superseded:
+            raise AssertionError("a failed save made the incarnation take itself for superseded") from None
+        except OnwardError:
+            Done["failed save"] += 1
+        self.store.disarm()
+        self.learn(pending)
+
+    @precondition(running)
+    @rule(step=STEPS, at=POINTS, after=st.booleans())
+    def crash_while_saving(self, step: int, at: int, after: bool) -> None:
+        assert self.run is not None
+        pending = self.new_pending(step)
+        self.store.arm(at, "crash", after=after)
+        try:
+            commit(self.run, step, pending.salt)
+        except Crashed:
+            Done["crash in save"] += 1
+            self.store.disarm()
+            die(self.run)
+            self.run = None
+        except OnwardError:
+            pass  # the name was taken by a stranger, before the point of the crash was reached
+        self.store.disarm()
+        self.learn(pending)
+
+    @precondition(lambda self: bool(self.old))
+    @rule(step=STEPS, which=WHICH)
+    def superseded_save(self, step: int, which: int) -> None:
+        """An incarnation that was only paused wakes up and goes on saving."""
+        live = {n for n, known in self.known.items() if not known.deleted}
+        with pytest.raises(OnwardError) as stopped:
+            commit(self.old[which % len(self.old)], step, 0)
+        Done[f"superseded save: {stopped.value.code}"] += 1
+        self.learn(Pending())
+        assert live == {n for n, known in self.known.items() if not known.deleted}
+
+    @precondition(running)
+    @rule(which=WHICH, at=POINTS, how=st.sampled_from(["error", "crash", "nothing"]), after=st.booleans())
+    def delete(self, which: int, at: int, how: str, after: bool) -> None:
+        chosen = self.pick(which)
+        if chosen is None or self.run is None:
+            return
+        number, known = chosen
+        view = read_ledger(self.disk, PLACES)
+        entry = next(e for e in view.checkpoints() if e.sequence == number)
+        if how in ("error", "crash"):
+            self.store.arm(at % 40, "crash" if how == "crash" else "error", after=after)
+        try:
+            delete_checkpoint(self.run.ledger, view, entry, tier=TIER, reason="test")
+            assert self.files_of(known.folder) == {}
+            Done["delete"] += 1
+        except Crashed:
+            Done["crash in delete"] += 1
+            self.store.disarm()
+            die(self.run)
+            self.run = None
+        except OnwardError:
+            Done["failed delete"] += 1
+        self.store.disarm()
+        self.learn(Pending(victim=number))
+
+    @rule(which=WHICH, file=WHICH, at=WHICH, bit=st.integers(0, 7))
+    def damage(self, which: int, file: int, at: int, bit: int) -> None:
+        chosen = self.pick(which)
+        if chosen is None:
+            return
+        _, known = chosen
+        name = sorted(known.files)[file % len(known.files)]
+        data = bytearray(known.files[name])
+        data[at * len(data) // 1001] ^= 1 << bit
+        known.files[name] = bytes(data)
+        self.disk.files[f"{PLACES.checkpoint(known.folder)}/{name}"] = bytes(data)
+        Done["damage"] += 1
+
+    @rule(which=WHICH)
+    def mend(self, which: int) -> None:
+        """The bytes come back from another copy; a full verification is what lets the checkpoint in again."""
+        chosen = self.pick(which)
+        if chosen is not None:
+            _, known = chosen
+            known.files = dict(known.whole)
+            for name, data in known.whole.items():
+                self.disk.files[f"{PLACES.checkpoint(known.folder)}/{name}"] = data
+
+    @rule(which=WHICH)
+    def verify(self, which: int) -> None:
+        chosen = self.pick(which)
+        if chosen is None:
+            return
+        number, known = chosen
+        info = next(c for c in self.offered_or_not() if c.sequence == number)
+        report = verify(place_of(self.disk, known.folder), info, run=RUN, threads=1)
+        assert report.ok == (not known.damaged)
+        record_verification(self.disk, PLACES, info, report, tier=TIER)
+        known.quarantined = known.damaged
+        Done[f"verify: {'ok' if report.ok else 'damage found'}"] += 1
+
+    @rule()
+    def resume(self) -> None:
+        """Takes over and loads: the newest whole one; every damaged one above it is told and quarantined."""
+        self.run = self.begin()
+        self.learn(Pending())
+        choice = sorted((n for n, known in self.known.items() if known.offered), reverse=True)
+        whole = next((n for n in choice if not self.known[n].damaged), None)
+        if whole is None:
+            self.resume_from_nothing()
+        else:
+            begun, part = load_into(self.run)
+            assert begun.checkpoint is not None
+            assert begun.checkpoint.sequence == whole
+            assert begun.next_step == self.known[whole].step
+            assert part.bytes() == content(self.known[whole].step, self.known[whole].salt)
+            assert [rejection.sequence for rejection in begun.rejected] == [n for n in choice if n > whole]
+            Done["load" if not begun.rejected else "load after a fallback"] += 1
+        for number in choice:
+            if whole is None or number > whole:
+                self.known[number].quarantined = True
+
+    def resume_from_nothing(self) -> None:
+        assert self.run is not None
+        adoptable = any("manifest.json" in files for files in self.strangers.values())
+        if self.known or adoptable:
+            with pytest.raises(NothingRecoverable):
+                load_into(self.run)
+            Done["nothing recoverable"] += 1
+        else:
+            begun, part = load_into(self.run)
+            assert (begun.mode, begun.next_step, part.loaded) == ("first-start", 0, None)
+            Done["first start"] += 1
+
+    @rule(which=WHICH, name=st.sampled_from(["copied", "next", "later", "link-to-latest"]), step=STEPS)
+    def plant(self, which: int, name: str, step: int) -> None:
+        """A folder is copied in by hand, perhaps under the very name that the next save is going to take."""
+        chosen = self.pick(which)
+        if chosen is None:
+            return
+        _, known = chosen
+        number = max((int(path[-14:-5]) for path in self.ledger), default=0)
+        names = {"next": checkpoint_folder(step, number + 1), "later": checkpoint_folder(step, number + 7)}
+        folder = names.get(name, f"{name}-{len(self.strangers)}")
+        old, new = PLACES.checkpoint(known.folder), PLACES.checkpoint(folder)
+        if new in self.disk.folders:
+            return
+        for path in [p for p in self.disk.folders if p == old or p.startswith(f"{old}/")]:
+            self.disk.folders[new + path[len(old) :]] = 0.0
+        for path, data in known.files.items():
+            self.disk.files[f"{new}/{path}"] = data
+        self.strangers[folder] = self.files_of(folder)
+        Done["plant"] += 1
+
+    @precondition(running)
+    @rule(which=WHICH)
+    def adopt(self, which: int) -> None:
+        """A stranger that is whole becomes the newest checkpoint; one that is not is refused and stays as it is."""
+        assert self.run is not None
+        choice = [name for name, files in sorted(self.strangers.items()) if "manifest.json" in files]
+        if not choice:
+            return
+        name = choice[which % len(choice)]
+        files = self.strangers[name]
+        source = next((k for k in self.known.values() if k.whole == files), None)
+        whole = source is not None or verify(place_of(self.disk, name), None, run=RUN, threads=1).ok
+        if not whole:
+            with pytest.raises(Damaged):
+                adopt(self.run, name)
+            Done["adopt: refused"] += 1
+            return
+        manifest = read_step(files)
+        try:
+            adopted = adopt(self.run, name)
+        except OnwardError:
+            taken = checkpoint_folder(manifest, self.run.ledger.next) in self.strangers
+            assert taken, "an adoption failed without a reason"
+            return
+        Done["adopt"] += 1
+        pending = Pending(step=manifest, source=source, folders=[name])
+        if source is None:
+            pending.salt = -1  # of an attempt that never was a checkpoint: its content is its own reference
+        self.learn(pending)
+        assert self.files_of(adopted.entry.folder) == files
+        if source is None:
+            del self.known[adopted.entry.sequence]
+            view = read_ledger(self.disk, PLACES)
+            entry = next(e for e in view.checkpoints() if e.sequence == adopted.entry.sequence)
+            delete_checkpoint(self.run.ledger, view, entry, tier=TIER, reason="of unknown content")
+            self.known[entry.sequence] = Known(entry.step, -1, entry.folder, {}, {}, deleted=True)
+
+    def offered_or_not(self) -> tuple[CheckpointInfo, ...]:
+        return read_catalog(self.disk, PLACES, TIER).checkpoints
+
+    # --- what always holds --------------------------------------------------------------------------------------
+
+    @invariant()
+    def what_is_offered_is_what_the_model_says(self) -> None:
+        if PLACES.ledger not in self.disk.folders:
+            return
+        catalog = read_catalog(self.disk, PLACES, TIER)
+        offered = [info.sequence for info in catalog.offered()]
+        assert offered == sorted((n for n, known in self.known.items() if known.offered), reverse=True)
+        newest = catalog.find("newest")
+        assert (newest.sequence if newest else None) == max(offered, default=None)
+
+    @invariant()
+    def nothing_is_removed_or_changed_that_is_not_deleted(self) -> None:
+        for known in self.known.values():
+            if not known.deleted:
+                assert self.files_of(known.folder) == known.files
+        for folder, files in self.strangers.items():
+            assert self.files_of(folder) == files, f"{folder} was copied in by hand, and touched"
+
+    @invariant()
+    def the_ledger_only_grows(self) -> None:
+        now = {p: d for p, d in self.disk.files.items() if p.startswith(f"{PLACES.ledger}/0")}
+        assert {path: now.get(path) for path in self.ledger} == self.ledger
+        assert sorted(int(path[-14:-5]) for path in now) == list(range(1, len(now) + 1))
+        self.ledger = now
+
+    def teardown(self) -> None:
+        for incarnation in [*self.old, *([self.run] if self.run else [])]:
+            incarnation.lease._stop.set()
+
+
+def read_step(files: dict[str, bytes]) -> int:
+    """The step that a folder's manifest says."""
+    import json
+
+    return int(json.loads(files["manifest.json"])["global_step"])
+
+
+def explore(examples: int, steps: int, *, derandomize: bool) -> None:
+    Done.clear()
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            derandomize=derandomize,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    for name, times in sorted(Done.items()):
+        print(f"{name:40} {times:6}")
+    print(f"{sum(Done.values())} operations in {examples} histories agree with the model")
+
+
+def test_histories_agree_with_the_model() -> None:
+    explore(60, 30, derandomize=True)
+
+
+@pytest.mark.full
+def test_many_more_histories_agree_with_the_model() -> None:
+    explore(1500, 60, derandomize=False)
