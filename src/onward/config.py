@@ -73,19 +73,22 @@ def load_config(path: str | Path | None = None, *, environment: Mapping[str, str
 
     Args:
         path: The file; by default ``$ONWARD_CONFIG``, else the nearest ``onward.toml`` from here upwards.
-        environment: Variables; ``ONWARD_STORE`` and ``ONWARD_RUN`` win over the file.
+        environment: Variables; ``ONWARD_STORE`` and ``ONWARD_RUN`` win over a file that was found, not over one that
+            was named.
 
     Raises:
         ConfigurationError: Says the file, the key and what would be right.
     """
-    env = os.environ if environment is None else environment
+    env: Mapping[str, str] = os.environ if environment is None else environment
+    if path is not None:  # named on purpose: nothing in the environment changes what it says
+        env = {}
     file = Path(path) if path is not None else _find(env)
     if file is None:
         if ENV_STORE in env:
             return Config(store=env[ENV_STORE], run=env.get(ENV_RUN, ""))
         raise ConfigurationError(
             f"no {CONFIG_FILE} here or above, and neither {ENV_CONFIG} nor {ENV_STORE} is set",
-            next_step=f'write a {CONFIG_FILE} with `store = "file:///path"`, or name the store',
+            next_step=f'write an {CONFIG_FILE} with `store = "file:///path"`, or name the store',
         )
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -106,12 +109,19 @@ def _find(env: Mapping[str, str]) -> Path | None:
 def _parse(table: dict[str, Any], where: str, env: Mapping[str, str]) -> Config:
     _refuse_unknown(table, {"store", "run", *_SECTIONS}, where)
     sections = {name: _section(kind, table.get(name, {}), f"{where}: [{name}]") for name, kind in _SECTIONS.items()}
-    store, run = env.get(ENV_STORE) or table.get("store"), env.get(ENV_RUN) or table.get("run", "")
+    store, run = env.get(ENV_STORE) or _beside(table.get("store"), where), env.get(ENV_RUN) or table.get("run", "")
     if not isinstance(store, str) or not store:
         raise ConfigurationError(f"{where} names no store", next_step='write `store = "file:///path"`')
     if not isinstance(run, str):
         raise ConfigurationError(f"{where}: run is {run!r}, not a name")
     return Config(store=store, run=run, **sections)
+
+
+def _beside(store: object, where: str) -> object:
+    """A relative path is meant from the file's folder: found from a subfolder, it must lead to the same store."""
+    if isinstance(store, str) and store and "://" not in store:
+        return str(Path(where).absolute().parent / store)
+    return store
 
 
 def _section(kind: type[T], table: object, where: str) -> T:

@@ -145,7 +145,7 @@ def start_process(target: Callable[..., None], *arguments: Any) -> Any:
     """Starts ``target`` in a process of its own: a fork of one that has done nothing but imports."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["onward.checkpointer", "torch._dynamo", "torchdata.stateful_dataloader", "pytest"])
-    process = context.Process(target=_single_threaded, args=(target, *arguments), daemon=False)
+    process = context.Process(target=_alone, args=(target, *arguments), daemon=False)
     process.start()
     return process
 
@@ -158,7 +158,8 @@ def in_process(target: Callable[..., None], *arguments: Any, seconds: float = 60
     return int(process.exitcode)
 
 
-def _single_threaded(target: Callable[..., None], *arguments: Any) -> None:
+def _alone(target: Callable[..., None], *arguments: Any) -> None:
+    multiprocessing.set_start_method("fork", force=True)  # else a loader's workers would be served, and import torch
     torch.set_num_threads(1)
     target(*arguments)
 

@@ -133,7 +133,7 @@ class Job:
         found: dict[str, Any] = {}
         for name, parameter in self.model.named_parameters():
             found[name] = parameter
-            for key, value in self.optimizer.state[parameter].items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
                 found[f"{name}.{key}"] = value
         found |= {f"average.{name}": value for name, value in (self.average.shadow if self.average else {}).items()}
         numbers = {

@@ -116,28 +116,49 @@ def check_checkpoint(store: Store, info: CheckpointInfo) -> None:
         raise Broken("intact", f"{info.folder} verifies, but holds another state")
 
 
-def take_over(store: Store) -> Seen:
+def examine(store: Store) -> tuple[Seen | None, list[Broken]]:
     """Takes over what a fault has left, and checks all that is offered.
 
-    Raises:
-        Broken: *takes over*, *intact*, *readable* (a finding in ledger or receipts), *cleared* (leftovers).
+    Returns:
+        What was found, and what is broken: *takes over*, *intact*, *readable* (a finding in ledger or receipts),
+        *live* (the ledger and the listing disagree), *cleared* (leftovers).
     """
+    broken: list[Broken] = []
     try:
         incarnation = start(store)
         catalog = read_catalog(store, PLACES, incarnation.tier)
     except Exception as error:
-        raise Broken("takes over", f"{type(error).__name__}: {error}") from error
+        found = Broken("takes over", f"{type(error).__name__}: {error}")
+        found.__cause__ = error
+        return None, [found]
     incarnation.end()
-    for finding in catalog.findings:
-        raise Broken("readable", f"{finding.code}: {finding.file}: {finding.message}")
+    broken += [Broken("readable", f"{f.code}: {f.file}: {f.message}") for f in catalog.findings]
     offered = catalog.offered()
     for info in offered:
-        check_checkpoint(store, info)
-    attempts = [item.name for item in catalog.foreign if item.kind == "attempt"]
-    deleting = [info.folder for info in catalog.checkpoints if info.status == "deleting"]
-    if attempts or deleting:
-        raise Broken("cleared", f"left after recovery: {attempts + deleting}")
-    return Seen(steps=tuple(info.step for info in offered), catalog=catalog, incarnation=incarnation)
+        try:
+            check_checkpoint(store, info)
+        except Broken as problem:
+            broken.append(problem)
+    known = {info.folder for info in catalog.checkpoints if info.status in ("committed", "quarantined")}
+    broken += [
+        Broken("live", f"the ledger calls {entry.folder} live, but it is deleted, or half deleted")
+        for entry in catalog.view.live()
+        if entry.folder not in known
+    ]
+    left = [item.name for item in catalog.foreign if item.kind == "attempt"]
+    left += [info.folder for info in catalog.checkpoints if info.status == "deleting"]
+    broken += [Broken("cleared", f"left after recovery: {name}") for name in left]
+    seen = Seen(steps=tuple(info.step for info in offered), catalog=catalog, incarnation=incarnation)
+    return seen, broken
+
+
+def take_over(store: Store) -> Seen:
+    """What ``examine`` finds; raises the first thing that is broken."""
+    seen, broken = examine(store)
+    for problem in broken:
+        raise problem
+    assert seen is not None
+    return seen
 
 
 def temporary(store: Store) -> list[str]:

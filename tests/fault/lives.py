@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pickle
+import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from onward.catalog import incarnation as incarnation_module
 from onward.catalog import stores
 from onward.catalog.stores import init_store
 from onward.storage.syscalls import Syscalls
+from onward.testing.faults import CrashAt
 
 from .harness import delete_step, make_store, posix, save_step, start
+from .powercut_life import Life
+
+POWER_LOST = 78
+FS_IOC_SHUTDOWN, WITHOUT_FLUSHING_THE_LOG = 0x8004587D, 2
 
 Tell = Callable[[object], None]
 Make = Callable[[], Syscalls]
@@ -70,3 +80,23 @@ def inits(tell: Tell, root: Path, calls: Make) -> None:
 LIVES: dict[str, Callable[[Tell, Path, Make], None]] = {
     job.__name__: job for job in (saves, saves_twice, deletes, recovers)
 }
+
+
+def loses_power(tell: Tell, root: Path, n: int, log: Path, sync: bool) -> None:
+    """Lives a whole life on a mounted filesystem, and cuts its power before the n-th mutating call (0: at the end)."""
+    life = Life(root, lambda _: not sync)
+
+    def cut() -> NoReturn:
+        # The journal is not flushed either: what was not synced is gone, as with the plug pulled.
+        fd = os.open(root, os.O_RDONLY)
+        fcntl.ioctl(fd, FS_IOC_SHUTDOWN, struct.pack("I", WITHOUT_FLUSHING_THE_LOG))
+        log.write_bytes(pickle.dumps(life.log))
+        os._exit(POWER_LOST)
+
+    class PowerCut(CrashAt):
+        def end(self) -> NoReturn:
+            cut()
+
+    life.recorder.inner = PowerCut(n)
+    life.live()
+    cut()

@@ -1,7 +1,7 @@
 """One run's life, recorded for the power-cut model: every flow that makes a promise, with kills in between.
 
 Marks in the log say what had been promised by then, each followed by the name of a checkpoint's folder:
-``acknowledged`` (a save returned), ``deleting`` (a delete began), ``deleted`` (it returned), ``believed`` (an incarnation
+``acknowledged`` (a save returned), ``deleting`` (a delete began), ``deleted`` (it returned), ``believed`` (somebody
 chose it as the state to go on from); ``initialised`` (the store exists).
 """
 

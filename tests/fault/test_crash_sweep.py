@@ -261,7 +261,12 @@ TRACED = (
     "symlinkat,symlink,renameat,renameat2,rename,unlinkat,unlink,rmdir,fchmod,fchmodat,chmod,ftruncate,truncate,fallocate,"
     "copy_file_range,sendfile,utimensat,fsetxattr"
 )
-SCRIPT = "import sys, pathlib; from fault import lives, state; state.many_small_files(); lives.LIVES[sys.argv[1]](print, pathlib.Path(sys.argv[2]), lives.Syscalls)"
+SCRIPT = """
+import pathlib, sys
+from fault import lives, state
+state.many_small_files()
+lives.LIVES[sys.argv[1]](print, pathlib.Path(sys.argv[2]), lives.Syscalls)
+"""
 
 
 def strace_count(life: str, root: Path, log: Path) -> dict[str, int]:

@@ -20,7 +20,7 @@ from onward.testing.faults import Call
 from onward.testing.powercut import NAMES_ONLY, NOTHING, PLAIN_FATES, ZEROS, Disk, Fate, Tree, drawn_fates
 from onward.testing.recorder import Operation
 
-from .harness import Broken, as_memory, check_second_recovery, check_stories, take_over
+from .harness import Broken, as_memory, check_second_recovery, check_stories, examine
 from .powercut_life import Life, site_of
 
 FEWER_FILES = 4096
@@ -30,73 +30,32 @@ FEWER_FILES = 4096
 def _another_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power cut the machine has booted anew, so every lease is that of a dead process."""
     monkeypatch.setattr("onward.catalog.lease.boot_id", lambda: "the next boot")
-    monkeypatch.setattr("onward.save.shards._SMALLEST_FILE", FEWER_FILES)
 
 
-def record(root: Path, leave: Callable[[Call], bool] = lambda _: False) -> list[Operation]:
-    root.mkdir()
-    life = Life(root, leave)
+def live(life: Life) -> list[Operation]:
+    """Lives it, on the boot before the cut."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("onward.catalog.lease.boot_id", lambda: "the boot before")
+        patch.setattr("onward.save.shards._SMALLEST_FILE", FEWER_FILES)
         life.live()
     return life.log
 
 
-@dataclass(frozen=True)
-class Promised:
-    """What had been promised before a cut, from the marks of the log."""
-
-    initialised: bool
-    acknowledged: frozenset[str]
-    believed: frozenset[str]
-    deleting: frozenset[str]
-    deleted: frozenset[str]
-
-
-def promised(marks: Sequence[str]) -> Promised:
-    by_kind: dict[str, set[str]] = {}
-    for mark in marks:
-        kind, _, folder = mark.partition(" ")
-        by_kind.setdefault(kind, set()).add(folder)
-    kinds = {kind: frozenset(by_kind.get(kind, ())) for kind in ("acknowledged", "believed", "deleting", "deleted")}
-    return Promised("initialised" in by_kind, **kinds)
-
-
-def check_after_cut(tree: Tree, promise: Promised, *, thorough: bool) -> None:
-    """Takes over what the cut has left.
-
-    Raises:
-        Broken: Names the invariant.
-    """
-    store = MemoryStore("after the cut")
-    store.files.update(tree.files)
-    store.folders.update(dict.fromkeys(tree.folders, 0.0))
-    try:
-        seen = take_over(store)
-    except Broken as broken:
-        if isinstance(broken.__cause__, StoreMissing):
-            if promise.initialised:
-                raise Broken("store", "the store itself is gone") from broken
-            return
-        raise
-    offered = {info.folder for info in seen.catalog.offered()}
-    if lost := promise.acknowledged - promise.deleting - offered:
-        raise Broken("acknowledged", f"{sorted(lost)} was acknowledged and is not there")
-    if lost := promise.believed - promise.deleting - offered:
-        raise Broken("believed", f"{sorted(lost)} was the ground of an incarnation and is not there")
-    if back := promise.deleted & offered:
-        raise Broken("deleted", f"{sorted(back)} was deleted and is offered")
-    check_stories(store)
-    if thorough:
-        check_second_recovery(store)
+def record(root: Path, leave: Callable[[Call], bool] = lambda _: False) -> list[Operation]:
+    root.mkdir()
+    return live(Life(root, leave))
 
 
 class Cuts:
-    """Cuts the power at points of a log, and counts what it saw. Equal outcomes are checked once."""
+    """Cuts the power at points of a log, and counts what it saw. Equal outcomes are checked once.
+
+    ``broken`` has each broken invariant, with the first cut that shows it.
+    """
 
     def __init__(self, log: list[Operation]) -> None:
         self.log = log
         self.points = self.outcomes = 0
+        self.broken: dict[str, str] = {}
         self._seen: set[bytes] = set()
         self._rewind()
 
@@ -110,10 +69,8 @@ class Cuts:
             if not self._is_new(tree, promise):
                 continue
             self.outcomes += 1
-            try:
-                check_after_cut(tree, promise, thorough=thorough)
-            except Broken as broken:
-                raise Broken(broken.invariant, f"{where}: {broken}") from broken
+            for broken in broken_after_cut(tree, promise, thorough=thorough):
+                self.broken.setdefault(broken.invariant, f"{where}: {broken}")
 
     def _trees(
         self, points: list[int], fates: Callable[[int], Iterable[Fate]]
@@ -145,7 +102,9 @@ def decisive(log: list[Operation]) -> set[int]:
     """Points right before and after what decides: syncs and names of the ledger and of whole checkpoints, marks."""
     found: set[int] = set()
     for at, operation in enumerate(log):
-        if operation.name in ("link", "rename", "mark") or (operation.name == "fsync" and "/rank-" not in operation.path):
+        if operation.name in ("link", "rename", "mark") or (
+            operation.name == "fsync" and "/rank-" not in operation.path
+        ):
             found |= {at, at + 1}
     return found
 
@@ -155,6 +114,7 @@ def test_no_promise_is_broken_by_a_power_cut(place: Path) -> None:
     cuts = Cuts(log)
     cuts.run(sorted(decisive(log))[::4], lambda point: (NOTHING, NAMES_ONLY, *drawn_fates(point * 100, 1)))
     cuts.run(range(0, len(log) + 1, 40), lambda point: PLAIN_FATES, thorough=True)
+    assert cuts.broken == {}
     print(f"\npower cut, sampled: {len(log)} operations, {cuts.points} cuts, {cuts.outcomes} distinct outcomes")
 
 
@@ -164,6 +124,7 @@ def test_no_promise_is_broken_by_a_power_cut_at_any_moment(place: Path, part: in
     log = record(place / "s")
     cuts = Cuts(log)
     cuts.run(range(part, len(log) + 1, 4), lambda point: (*PLAIN_FATES, *drawn_fates(point * 100, 6)), thorough=True)
+    assert cuts.broken == {}
     print(f"\npower cut, part {part}: {len(log)} operations, {cuts.points} cuts, {cuts.outcomes} distinct outcomes")
 
 
@@ -190,7 +151,7 @@ EXPECTED: dict[Barrier, str] = {
     Barrier.PUBLISHED: "intact",
     Barrier.ENTRY: "acknowledged",
     Barrier.LEDGER_COMMIT: "acknowledged",
-    Barrier.LEDGER_DELETE: "intact",
+    Barrier.LEDGER_DELETE: "live",
     Barrier.LEDGER_BELIEVED: "believed",
     Barrier.RUN_FOLDER: "acknowledged",
     Barrier.ADOPTED: "intact",
@@ -201,18 +162,29 @@ EXPECTED: dict[Barrier, str] = {
 
 
 def broken_without(root: Path, leave: Callable[[Call], bool], until: str | None = None) -> dict[str, str]:
-    """The invariants that a life without some fsyncs breaks at a power cut, each with the first cut that shows it."""
-    log = record(root, leave)
-    begun = next(at for at, operation in enumerate(log) if operation.path == "initialised")
-    cuts, broken = Cuts(log), {}
-    for point in sorted(at for at in decisive(log) if at > begun):
-        try:
-            cuts.run([point], lambda point: (NOTHING, NAMES_ONLY, ZEROS, *drawn_fates(point * 100, 3)))
-        except Broken as found:
-            broken.setdefault(found.invariant, str(found))
-            if found.invariant == until:
-                break
-    return broken
+    """The invariants that a life without some fsyncs breaks at a power cut, each with the first cut that shows it.
+
+    ``until``: end as soon as this one is broken. Before the first fsync that is left out there is nothing to see.
+    """
+    root.mkdir()
+    life = Life(root)
+    first: list[int] = []
+
+    def leave_and_note(call: Call) -> bool:
+        left = leave(call)
+        if left:
+            first.append(len(life.log))
+        return left
+
+    life.leave = leave_and_note
+    live(life)
+    cuts = Cuts(life.log)
+    begun = max(first[0], next(at for at, operation in enumerate(life.log) if operation.path == "initialised"))
+    for point in sorted(at for at in decisive(life.log) if at >= begun):
+        cuts.run([point], lambda point: (NOTHING, NAMES_ONLY, ZEROS, *drawn_fates(point * 100, 3)))
+        if until in cuts.broken:
+            break
+    return cuts.broken
 
 
 @pytest.mark.parametrize("barrier", list(Barrier), ids=lambda barrier: barrier.name)
@@ -234,7 +206,7 @@ def test_every_single_fsync_of_the_code_guards_something(place: Path) -> None:
     record(place / "all", note)
     useless: list[str] = []
     for number, site in enumerate(sorted(sites)):
-        broken = broken_without(place / str(number), lambda call, site=site: site_of(call) == site, until="")
+        broken = broken_without(place / str(number), lambda call, site=site: site_of(call) == site)
         print(f"\n{site} ({sites[site]} times): {', '.join(sorted(broken)) or 'nothing'}")
         if not broken:
             useless.append(site)

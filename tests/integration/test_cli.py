@@ -840,7 +840,7 @@ class Told:
 @pytest.mark.parametrize("code", [0, 3])
 def test_demo_tells_on_stdout_or_with_json_aside(onward: Onward, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def run_demo(out: Path, console: Console, seed: int | None) -> Told:
-        console.print(f"told with seed {seed}")
+        console.print(f"[dim]told[/] with seed {seed}")
         return Told(out, code)
 
     monkeypatch.setattr(story, "run_demo", run_demo)

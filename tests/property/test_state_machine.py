@@ -2,137 +2,41 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from contextlib import suppress
-from dataclasses import dataclass, field
+import json
 
 import pytest
-from faulty import Crashed, FaultyStore
+from faulty_store import Crashed
+from histories import Done, Histories, Known, Pending
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
 from onward.catalog.deletion import delete_checkpoint
-from onward.catalog.incarnation import Incarnation
 from onward.catalog.ledger import read_ledger
-from onward.catalog.listing import read_catalog
 from onward.catalog.quarantine import record_verification
 from onward.errors import Damaged, NothingRecoverable, OnwardError, Superseded
-from onward.format.codec import encode
-from onward.format.names import checkpoint_folder, parse_writing_folder
-from onward.records import CheckpointEntry, CheckpointInfo
+from onward.format.names import checkpoint_folder
 from onward.upkeep.adopt import adopt
 from onward.upkeep.verify import verify
 from recorder import load_into
-from support import PLACES, RUN, TIER, commit, content, dead_lease, die, memory_store, place_of, start
+from support import PLACES, RUN, TIER, commit, content, die, place_of
 
 STEPS = st.integers(1, 40)
 POINTS = st.integers(1, 90)
 WHICH = st.integers(0, 1000)
-Done: Counter[str] = Counter()
 
 
-@dataclass
-class Known:
-    """A checkpoint as the model knows it; ``files`` are the bytes that must be there as long as it is live."""
-
-    step: int
-    salt: int
-    folder: str
-    files: dict[str, bytes]
-    whole: dict[str, bytes]
-    quarantined: bool = False
-    deleted: bool = False
-
-    @property
-    def damaged(self) -> bool:
-        return self.files != self.whole
-
-    @property
-    def offered(self) -> bool:
-        return not (self.deleted or self.quarantined)
-
-
-@dataclass
-class Pending:
-    """What an operation that may fail anywhere is about to do."""
-
-    step: int = 0
-    salt: int = 0
-    victim: int = 0
-    source: Known | None = None
-    folders: list[str] = field(default_factory=list)
-
-
-class Machine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.disk = memory_store()
-        self.store = FaultyStore(self.disk)
-        self.known: dict[int, Known] = {}
-        self.ledger: dict[str, bytes] = {}
-        self.strangers: dict[str, dict[str, bytes]] = {}
-        self.run: Incarnation | None = None
-        self.old: list[Incarnation] = []
-        self.salt = 0
-
-    # --- what the rules share -----------------------------------------------------------------------------------
-
-    def files_of(self, folder: str) -> dict[str, bytes]:
-        base = f"{PLACES.checkpoint(folder)}/"
-        return {p.removeprefix(base): d for p, d in self.disk.files.items() if p.startswith(base)}
-
-    def begin(self) -> Incarnation:
-        """Takes over from whoever was there, alive or not; what a live one does later must come to nothing."""
-        if self.run is not None:
-            die(self.run)
-            self.old.append(self.run)
-            self.run = None
-        with suppress(KeyError):
-            self.disk.files[PLACES.lease]
-            self.disk.replace(PLACES.lease, encode(dead_lease()))
-        return start(self.store, lease_seconds=1e6)
-
-    def learn(self, pending: Pending) -> None:
-        """After an operation that may have been cut off: it took effect whole or not at all."""
-        view = read_ledger(self.disk, PLACES) if PLACES.ledger in self.disk.folders else None
-        for entry in view.checkpoints() if view else []:
-            if entry.sequence not in self.known:
-                assert entry.step == pending.step
-                self.meet(entry, pending)
-        for victim in view.deletes if view else ():
-            assert self.known[victim].deleted or victim == pending.victim
-            self.known[victim].deleted = True
-        named = {known.folder for known in self.known.values()}
-        for item in self.disk.list(PLACES.checkpoints) if PLACES.checkpoints in self.disk.folders else []:
-            if item.name not in named and parse_writing_folder(item.name) is None:
-                self.strangers.setdefault(item.name, self.files_of(item.name))
-
-    def meet(self, entry: CheckpointEntry, pending: Pending) -> None:
-        """A checkpoint that is new to the model: its number was never used, and is the highest."""
-        assert entry.sequence > max(self.known, default=0)
-        assert f"{entry.sequence:09d}" not in "".join(self.ledger), "a number was used twice"
-        files = self.files_of(entry.folder)
-        source = pending.source
-        whole = dict(files) if source is None else dict(source.whole)
-        step, salt = (pending.step, pending.salt) if source is None else (source.step, source.salt)
-        self.known[entry.sequence] = Known(step, salt, entry.folder, files, whole)
-        self.strangers.pop(entry.folder, None)
-        for folder in pending.folders:
-            self.strangers.pop(folder, None)
-
-    def pick(self, which: int, *, live: bool = True) -> tuple[int, Known] | None:
-        choice = [(n, k) for n, k in sorted(self.known.items()) if not (live and k.deleted)]
-        return choice[which % len(choice)] if choice else None
-
-    def running(self) -> bool:
-        return self.run is not None
-
-    def new_pending(self, step: int) -> Pending:
-        self.salt += 1
-        return Pending(step=step, salt=self.salt)
-
+class Machine(Histories):
     # --- rules --------------------------------------------------------------------------------------------------
+
+    @initialize(saves=st.integers(0, 3))
+    def begin_with_some_commits(self, saves: int) -> None:
+        """Otherwise most histories would end before they have something to lose."""
+        self.run = self.begin()
+        for number in range(saves):
+            pending = self.new_pending(10 * (number + 1))
+            commit(self.run, pending.step, pending.salt)
+            self.learn(pending)
 
     @rule()
     def take_over(self) -> None:
@@ -142,15 +46,21 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at=POINTS, after=st.booleans())
     def crash_while_taking_over(self, at: int, after: bool) -> None:
-        self.store.arm(at, "crash", after=after)
+        """Only the new ``open`` entry fences the one before: until it is there, the one before is in its right."""
+        before, highest = self.run, len(self.ledger)
+        self.store.arm(at % 30, "crash", after=after)
         try:
             self.run = self.begin()
         except Crashed:
             Done["crash in take over"] += 1
+            self.the_ledger_only_grows()
+            if before is not None and len(self.ledger) == highest:
+                self.old.remove(before)
+                self.run = before
         self.store.disarm()
         self.learn(Pending())
 
-    @precondition(running)
+    @precondition(Histories.running)
     @rule(step=STEPS)
     def save(self, step: int) -> None:
         assert self.run is not None
@@ -167,7 +77,7 @@ class Machine(RuleBasedStateMachine):
         assert self.known[entry.sequence].salt == pending.salt
         Done["save"] += 1
 
-    @precondition(running)
+    @precondition(Histories.running)
     @rule(step=STEPS, at=POINTS, after=st.booleans())
     def failing_save(self, step: int, at: int, after: bool) -> None:
         """One change in the middle is refused by the store, or takes effect and is reported as refused."""
@@ -183,7 +93,7 @@ class Machine(RuleBasedStateMachine):
         self.store.disarm()
         self.learn(pending)
 
-    @precondition(running)
+    @precondition(Histories.running)
     @rule(step=STEPS, at=POINTS, after=st.booleans())
     def crash_while_saving(self, step: int, at: int, after: bool) -> None:
         assert self.run is not None
@@ -212,7 +122,7 @@ class Machine(RuleBasedStateMachine):
         self.learn(Pending())
         assert live == {n for n, known in self.known.items() if not known.deleted}
 
-    @precondition(running)
+    @precondition(Histories.running)
     @rule(which=WHICH, at=POINTS, how=st.sampled_from(["error", "crash", "nothing"]), after=st.booleans())
     def delete(self, which: int, at: int, how: str, after: bool) -> None:
         chosen = self.pick(which)
@@ -326,7 +236,7 @@ class Machine(RuleBasedStateMachine):
         self.strangers[folder] = self.files_of(folder)
         Done["plant"] += 1
 
-    @precondition(running)
+    @precondition(Histories.running)
     @rule(which=WHICH)
     def adopt(self, which: int) -> None:
         """A stranger that is whole becomes the newest checkpoint; one that is not is refused and stays as it is."""
@@ -343,7 +253,7 @@ class Machine(RuleBasedStateMachine):
                 adopt(self.run, name)
             Done["adopt: refused"] += 1
             return
-        manifest = read_step(files)
+        manifest = int(json.loads(files["manifest.json"])["global_step"])
         try:
             adopted = adopt(self.run, name)
         except OnwardError:
@@ -362,47 +272,6 @@ class Machine(RuleBasedStateMachine):
             entry = next(e for e in view.checkpoints() if e.sequence == adopted.entry.sequence)
             delete_checkpoint(self.run.ledger, view, entry, tier=TIER, reason="of unknown content")
             self.known[entry.sequence] = Known(entry.step, -1, entry.folder, {}, {}, deleted=True)
-
-    def offered_or_not(self) -> tuple[CheckpointInfo, ...]:
-        return read_catalog(self.disk, PLACES, TIER).checkpoints
-
-    # --- what always holds --------------------------------------------------------------------------------------
-
-    @invariant()
-    def what_is_offered_is_what_the_model_says(self) -> None:
-        if PLACES.ledger not in self.disk.folders:
-            return
-        catalog = read_catalog(self.disk, PLACES, TIER)
-        offered = [info.sequence for info in catalog.offered()]
-        assert offered == sorted((n for n, known in self.known.items() if known.offered), reverse=True)
-        newest = catalog.find("newest")
-        assert (newest.sequence if newest else None) == max(offered, default=None)
-
-    @invariant()
-    def nothing_is_removed_or_changed_that_is_not_deleted(self) -> None:
-        for known in self.known.values():
-            if not known.deleted:
-                assert self.files_of(known.folder) == known.files
-        for folder, files in self.strangers.items():
-            assert self.files_of(folder) == files, f"{folder} was copied in by hand, and touched"
-
-    @invariant()
-    def the_ledger_only_grows(self) -> None:
-        now = {p: d for p, d in self.disk.files.items() if p.startswith(f"{PLACES.ledger}/0")}
-        assert {path: now.get(path) for path in self.ledger} == self.ledger
-        assert sorted(int(path[-14:-5]) for path in now) == list(range(1, len(now) + 1))
-        self.ledger = now
-
-    def teardown(self) -> None:
-        for incarnation in [*self.old, *([self.run] if self.run else [])]:
-            incarnation.lease._stop.set()
-
-
-def read_step(files: dict[str, bytes]) -> int:
-    """The step that a folder's manifest says."""
-    import json
-
-    return int(json.loads(files["manifest.json"])["global_step"])
 
 
 def explore(examples: int, steps: int, *, derandomize: bool) -> None:

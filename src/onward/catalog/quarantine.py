@@ -11,7 +11,13 @@ from onward.format.names import RunPlaces
 from onward.records import CheckpointEntry, CheckpointInfo, Finding, VerifyReport
 from onward.storage.base import Store
 
+_DAMAGE = frozenset({"damaged-file", "damaged", "format"})
 _KEPT_FINDINGS = 50  # a receipt is small; the verification itself lists everything
+
+
+def damage(report: VerifyReport) -> tuple[Finding, ...]:
+    """The findings that prove damage; the others say that something could not be looked at, or is not ours."""
+    return tuple(finding for finding in report.findings if finding.code in _DAMAGE)
 
 
 def quarantine(
@@ -48,9 +54,8 @@ def record_verification(
 
     A report that could not look (the store refused) earns neither: it says nothing about the checkpoint.
     """
-    damage = [finding for finding in report.findings if finding.code == "damaged-file"]
-    if damage:
-        quarantine(store, places, checkpoint, damage, tier=tier)
+    if found := damage(report):
+        quarantine(store, places, checkpoint, found, tier=tier)
     elif report.ok:
         write_receipt(
             store,

@@ -46,8 +46,8 @@ def init_store(url: str, *, mode: Mode = "private", tier: str = "home") -> tuple
 
 def _make_root(root: Path, mode: int) -> None:
     """Makes the folder and those above it, each durable in its parent before anything is built on it."""
-    missing = [folder for folder in (root, *root.parents) if not folder.exists()]
     try:
+        missing = [folder for folder in (root, *root.parents) if not folder.exists()]
         for folder in reversed(missing):
             folder.mkdir(mode=mode, exist_ok=True)
             parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)

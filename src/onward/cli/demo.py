@@ -13,7 +13,14 @@ from onward.cli.options import JsonOption, closing
 from onward.cli.screen import Answer, screen
 from onward.errors import ConfigurationError
 
-EPILOG = closing("onward demo --out /tmp/onward-demo", {3: "something was not proven", 78: "torch is not installed"})
+EPILOG = closing(
+    "onward demo --out /tmp/onward-demo",
+    {
+        2: "a command line that makes no sense, or DIR holds something else",
+        3: "something was not proven",
+        78: "torch is not installed",
+    },
+)
 
 
 def command(
@@ -38,6 +45,6 @@ def command(
         )
     from onward.demo.story import run_demo
 
-    result = run_demo(out, screen(aside=as_json), seed)
+    result = run_demo(out, screen(aside=as_json, markup=True), seed)
     document = {**json.loads(result.to_json()), "out": str(result.out), "report": str(result.report)}
     return Answer(document, exit_code=result.exit_code)

@@ -16,7 +16,10 @@ from onward.storage.registry import open_store
 
 EPILOG = closing(
     "onward init file:///data/ckpt --mode group",
-    {78: "a store is there already, or the place cannot keep what a store promises"},
+    {
+        2: "a command line that makes no sense",
+        78: "a store is there already, or the place cannot keep what a store promises",
+    },
     3,
 )
 

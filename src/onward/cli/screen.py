@@ -49,11 +49,14 @@ class Answer:
         return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
-def screen(*, aside: bool = False) -> Console:
-    """The terminal on stdout; ``aside`` is the one on stderr, for progress and messages."""
+def screen(*, aside: bool = False, markup: bool = False) -> Console:
+    """The terminal on stdout; ``aside`` is the one on stderr, for progress and messages.
+
+    Without ``markup`` text is printed as it is, whatever brackets are in it.
+    """
     stream = sys.stderr if aside else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else _UNBOUNDED
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    return Console(file=stream, width=width, highlight=False, markup=markup, emoji=False)
 
 
 def say(text: str) -> None:

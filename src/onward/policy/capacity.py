@@ -16,7 +16,7 @@ def human(count: int) -> str:
     """Bytes as a person reads them."""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
+        if size < 999.95 or unit == "TB":
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     raise AssertionError("unreachable")

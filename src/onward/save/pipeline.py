@@ -10,25 +10,24 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal
 
 from onward.catalog.attempts import record_outcome
 from onward.catalog.incarnation import Home
 from onward.catalog.ledger import Ledger
-from onward.catalog.quarantine import record_verification
+from onward.catalog.quarantine import damage, record_verification
 from onward.catalog.reader import Place
-from onward.catalog.stamp import now, token
+from onward.catalog.voids import give_up_number, step_over_taken_names
 from onward.errors import ConfigurationError, OnwardError, SaveFailed, StorageError, Superseded
 from onward.format.codec import LIMITS, decode
-from onward.format.names import ASSETS, INTENT, checkpoint_folder, distinct_paths
+from onward.format.names import ASSETS, INTENT, distinct_paths
 from onward.policy.capacity import require_space
-from onward.records import FORMAT, CheckpointEntry, CheckpointInfo, Intent, LedgerEntry, VerifyReport, VoidEntry
+from onward.records import CheckpointEntry, CheckpointInfo, Intent, VerifyReport
 from onward.save.captured import Captured, SaveContext
 from onward.save.commit import Attempt, append_commit, begin_attempt, seal
 from onward.save.plan import DEFAULT_THREADS
 from onward.save.shards import write_rank
-from onward.storage.base import Barrier, Store, remove_tree
+from onward.storage.base import Store, remove_tree
 from onward.upkeep.verify import verify
 
 log = logging.getLogger("onward")
@@ -101,7 +100,7 @@ def save(home: Home, captured: Captured, context: SaveContext, settings: SaveSet
         seconds: dict[str, float] = {"capture": captured.seconds}
         attempt: Attempt | None = None
         try:
-            _step_over_taken_names(ledger, captured.step)
+            step_over_taken_names(ledger, captured.step)
             attempt = begin_attempt(store, ledger, step=captured.step, world_size=context.world_size, pid=os.getpid())
             record = write_rank(
                 store,
@@ -162,8 +161,9 @@ def read_back(home: Home, entry: CheckpointEntry, settings: SaveSettings) -> Ver
         # The checkpoint stands and was looked at; only the proof of it is missing, and can be made again.
         log.warning("step %d: the receipt of its verification could not be written: %s", entry.step, error.message)
     if not report.ok:
-        worst = report.findings[0]
-        damaged = worst.code == "damaged-file"
+        found = damage(report)
+        worst = (found or report.findings)[0]
+        damaged = bool(found)
         raise SaveFailed(
             f"step {entry.step} was committed, but "
             + ("did not read back as it was written, and is quarantined" if damaged else "could not be read back")
@@ -210,30 +210,8 @@ def _give_up(ledger: Ledger, attempt: Attempt, reason: str) -> None:
     with suppress(OnwardError):
         if _is_own(store, places.checkpoint(attempt.final), attempt):
             # Already renamed: an answer of the store may have lied, so the number is taken out of the game first.
-            ledger.append(partial(_void, ledger, attempt.id, reason), Barrier.LEDGER_COMMIT)
+            give_up_number(ledger, attempt.id, reason)
             remove_tree(store, places.checkpoint(attempt.final))
-
-
-def _step_over_taken_names(ledger: Ledger, step: int) -> None:
-    """Gives up numbers whose folder name is taken by a folder that was copied in by hand; it stays as it is."""
-    taken = {item.name for item in ledger.store.list(ledger.places.checkpoints)}
-    while checkpoint_folder(step, ledger.next) in taken:
-        reason = "a folder that this run did not write bears the name"
-        ledger.append(partial(_void, ledger, token(), reason), Barrier.LEDGER_COMMIT)
-
-
-def _void(ledger: Ledger, attempt: str, reason: str, sequence: int, previous: str) -> LedgerEntry:
-    return VoidEntry(
-        format=FORMAT,
-        run=ledger.places.run,
-        sequence=sequence,
-        previous=previous,
-        incarnation=ledger.incarnation,
-        epoch=ledger.epoch,
-        attempt=attempt,
-        reason=reason,
-        time=now(),
-    )
 
 
 def _is_own(store: Store, folder: str, attempt: Attempt) -> bool:

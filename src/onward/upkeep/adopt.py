@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from onward.catalog.incarnation import Incarnation
@@ -10,6 +11,7 @@ from onward.catalog.quarantine import record_verification
 from onward.catalog.reader import Place, open_folder
 from onward.catalog.receipts import write_receipt
 from onward.catalog.stamp import now
+from onward.catalog.voids import step_over_taken_names
 from onward.errors import Damaged, UsageError
 from onward.format.names import checkpoint_folder
 from onward.records import FORMAT, CheckpointEntry, LedgerEntry, VerifyReport
@@ -25,7 +27,9 @@ class Adopted:
     report: VerifyReport
 
 
-def adopt(incarnation: Incarnation, folder: str) -> Adopted:
+def adopt(
+    incarnation: Incarnation, folder: str, *, threads: int = 2, progress: Callable[[int], None] = lambda _: None
+) -> Adopted:
     """Verifies a folder in ``checkpoints/`` that no entry names, gives it a name of its own, and commits it.
 
     The folder is renamed to its step and the ledger's next number, because no name may ever be used twice.
@@ -42,13 +46,15 @@ def adopt(incarnation: Incarnation, folder: str) -> Adopted:
         offered = f"adoptable are: {', '.join(choice)}" if choice else "the run has nothing to adopt"
         raise UsageError(f"{folder!r} cannot be adopted; {offered}", next_step="see `onward ls`")
     place = Place(store=store, root=places.checkpoint(folder), tier=tier, name=folder)
-    report = verify(place, None, run=places.run, method="full")
+    report = verify(place, None, run=places.run, method="full", threads=threads, progress=progress)
     if not report.ok:
         worst = report.findings[0]
         raise Damaged(f"{folder} is not adopted: {worst.file}: {worst.message}")
     opened = open_folder(place)
     with ledger.lock:
-        step, sequence = opened.manifest.global_step, ledger.next
+        step = opened.manifest.global_step
+        step_over_taken_names(ledger, step, besides=folder)
+        sequence = ledger.next
         name = checkpoint_folder(step, sequence)
         # Copied in by hand, its files may never have been synced; each is, before the ledger vouches for it.
         sync_tree(store, place.root, Barrier.ADOPTED)

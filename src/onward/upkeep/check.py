@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from onward.catalog.ledger import read_ledger
-from onward.catalog.quarantine import quarantine, record_verification
+from onward.catalog.quarantine import damage, quarantine, record_verification
 from onward.catalog.reader import Place
 from onward.errors import Damaged, StorageError
 from onward.format.names import RunPlaces
-from onward.records import CheckpointInfo, Finding, VerifyReport
+from onward.records import CheckpointInfo, VerifyReport
 from onward.storage.base import Store
 from onward.upkeep.verify import Method, verify
 
 Verdict = Literal["verified", "damaged", "not read", "deleted"]
-_DAMAGE = frozenset({"damaged-file", "damaged", "format"})
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,6 @@ class Checked:
     verdict: Verdict
     receipt: Literal["verified", "quarantined", ""] = ""
     receipt_problem: str = ""
-
-
-def damage(report: VerifyReport) -> tuple[Finding, ...]:
-    """The findings that prove damage; the others say that something could not be looked at, or is not ours."""
-    return tuple(finding for finding in report.findings if finding.code in _DAMAGE)
 
 
 def verdict_of(report: VerifyReport) -> Verdict:

@@ -17,7 +17,7 @@ class Crashed(BaseException):
 
 
 class FaultyStore:
-    """Passes everything on; ``arm`` chooses the change at which something goes wrong, before or after it took effect."""
+    """Passes everything on; ``arm`` chooses the change that goes wrong, before or after it took effect."""
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
