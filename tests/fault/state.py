@@ -15,8 +15,8 @@ import safetensors
 
 from onward.format.dtypes import itemsize, stored_dtype
 from onward.records import FORMAT, ComponentTag, Description, Layout, TensorLayout
-from onward.save import shards
-from onward.save.captured import Captured, SaveContext, StagedTensor
+from onward.save.captured import Captured, SaveContext, staged
+from onward.save.plan import plan
 
 SHAPES: tuple[tuple[str, str, tuple[int, ...]], ...] = (
     ("wte", "float32", (40, 16)),
@@ -36,7 +36,8 @@ Contents = Mapping[str, bytes]
 
 def many_small_files() -> None:
     """Makes the plan of shards deal even the small state out to several files, so that several threads write."""
-    shards._SMALLEST_FILE = SMALL_FILES
+    assert plan.__kwdefaults__ is not None
+    plan.__kwdefaults__["smallest"] = SMALL_FILES
 
 
 def tensor_bytes(step: int, name: str, count: int) -> bytes:
@@ -51,25 +52,27 @@ def key(name: str) -> str:
 
 def captured(step: int) -> Captured:
     """The whole state at a step, as capture would hand it to the writer."""
-    memory = bytearray()
-    staged: list[StagedTensor] = []
-    tensors: list[TensorLayout] = []
-    for name, dtype, shape in SHAPES:
-        data = tensor_bytes(step, name, prod(shape) * itemsize(dtype))
-        staged.append(StagedTensor(key=key(name), dtype=dtype, shape=shape, start=len(memory), nbytes=len(data)))
-        tensors.append(TensorLayout(key=key(name), dtype=dtype, shape=shape, stored=stored_dtype(dtype)))
-        memory += data
+    data = {key(name): tensor_bytes(step, name, prod(shape) * itemsize(dtype)) for name, dtype, shape in SHAPES}
+    tensors = [
+        TensorLayout(key=key(name), dtype=dtype, shape=shape, stored=stored_dtype(dtype))
+        for name, dtype, shape in SHAPES
+    ]
+    layout = Layout(format=FORMAT, meshes=(), tensors=tuple(sorted(tensors, key=lambda t: t.key)))
+    planned = plan(layout.tensors)
+    memory = bytearray(planned.arena_bytes)
+    for piece in (piece for file in planned.files for piece in file.pieces):
+        memory[piece.start : piece.start + piece.nbytes] = data[piece.key][piece.offset : piece.offset + piece.nbytes]
     tags = (
         ComponentTag(name="model", kind="model", scope="global", step=step),
         ComponentTag(name="rng", kind="rng", scope="rank", step=step),
     )
     return Captured(
         step=step,
-        layout=Layout(format=FORMAT, meshes=(), tensors=tuple(sorted(tensors, key=lambda t: t.key))),
+        layout=layout,
+        plan=planned,
         state={"model": {"step": step}, "rng": {"seed": step * 7}},
         tags=tags,
-        tensors=tuple(staged),
-        memory=memoryview(memory),
+        region=staged(memoryview(memory)),
         started="2026-01-01T00:00:00.000000Z",
         seconds=0.0,
     )
