@@ -38,7 +38,8 @@ def run(
         MeasurementFailed: Says what the process said.
     """
     request = json.dumps([where, str(folder), size.as_dict(), arguments])
-    python_path = os.pathsep.join([str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    python_path = os.pathsep.join([*given, str(_ROOT), str(_ROOT / "src")])
     with tempfile.NamedTemporaryFile("r", suffix=".json") as answer, tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
             [sys.executable, "-m", "bench.child", request, answer.name],

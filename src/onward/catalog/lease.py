@@ -59,6 +59,12 @@ def owner_state(lease: LeaseRecord) -> Literal["alive", "dead", "unknown"]:
     return "alive" if started is not None and started == lease.pid_started else "dead"
 
 
+def writer_lives(lease: LeaseRecord) -> bool:
+    """Whether the owner's writer process is at work on this machine; it may outlive the owner."""
+    here = lease.host == host() and lease.boot == boot_id()
+    return here and lease.writer_pid > 0 and process_start(lease.writer_pid) == lease.writer_started
+
+
 class Lease:
     """A held lease, whose counter a thread advances until ``release``."""
 
@@ -156,10 +162,8 @@ def await_orphan(
     held: LeaseRecord, *, say: Callable[[str], None], sleep: Callable[[float], None], clock: Callable[[], float]
 ) -> None:
     """Waits a while for a dead owner's writer, which may be about to commit; after that it is fenced off."""
-    if held.host != host() or held.boot != boot_id() or not held.writer_pid:
-        return
     since, told = clock(), False
-    while process_start(held.writer_pid) == held.writer_started and clock() - since < min(held.lease_seconds, _ORPHAN):
+    while writer_lives(held) and clock() - since < min(held.lease_seconds, _ORPHAN):
         if not told:
             say(f"the last job is dead, but its writer process {held.writer_pid} is finishing a save; waiting for it")
             told = True

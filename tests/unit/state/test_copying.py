@@ -1,4 +1,4 @@
-"""The accelerator's path, driven on a CPU: a device whose kernels run late, in any order that streams and events allow."""
+"""The accelerator's path, driven on a CPU: a device whose kernels run late, in any order that its streams allow."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_each_of_the_three_waits_is_needed(kind: type[StreamCopier], monkeypatch
     for seed in range(30):
         with monkeypatch.context() as patch:
             wrong += train(kind, seed, patch)
-    assert wrong > 10
+    assert wrong > 5
 
 
 def test_finish_in_one_thread_cannot_take_the_event_from_under_protect_in_another() -> None:

@@ -53,7 +53,7 @@ def test_without_step_hooks_it_is_refused() -> None:
 
 
 def test_a_step_inside_the_backward_pass_is_refused() -> None:
-    model, optimizer, components = trained()
+    model, _, components = trained()
     handle = model[0].weight.register_post_accumulate_grad_hook(lambda parameter: None)
     assert "backward" in str(problem(components)) and "AdamW" in str(problem(components))
     handle.remove()
@@ -87,7 +87,7 @@ def test_a_step_counter_on_the_host_is_no_offloading() -> None:
 def test_one_unfit_optimizer_of_two_is_enough() -> None:
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     one, two = torch.optim.SGD(first.parameters()), torch.optim.SGD(second.parameters())
-    components = register(model=first, optimizer=one, critic=second, critic_optimizer=two)
+    components = register(model=first, optimizer=one, others={"critic": second, "critic_optimizer": two})
     assert problem(components) is None and optimizers(components) == [one, two]
     second.bias.register_post_accumulate_grad_hook(lambda parameter: None)
     assert problem(components) is not None
@@ -105,7 +105,7 @@ def test_held_are_parameters_and_moments_and_nothing_else() -> None:
 
 
 def test_moments_in_lists_are_held() -> None:
-    model, optimizer, components = trained(torch.optim.LBFGS, max_iter=4)
+    _, optimizer, components = trained(torch.optim.LBFGS, max_iter=4)
     later, state = held_by(components), optimizer.state[optimizer.param_groups[0]["params"][0]]
     assert state["old_dirs"] and all(later(each) for each in (*state["old_dirs"], *state["old_stps"]))
 
@@ -122,7 +122,7 @@ def test_a_frozen_parameter_that_no_optimizer_holds_is_not_held() -> None:
 def test_averaged_weights_are_not_held() -> None:
     model, _, _ = trained()
     average = torch.optim.swa_utils.AveragedModel(model)
-    later = held_by(register(model=model, optimizer=torch.optim.SGD(model.parameters()), average=average))
+    later = held_by(register(model=model, optimizer=torch.optim.SGD(model.parameters()), others={"average": average}))
     assert not any(later(parameter) for parameter in average.parameters())
 
 
@@ -143,7 +143,7 @@ def test_a_tensor_is_not_held_because_it_begins_where_a_parameter_begins() -> No
 def test_every_step_waits_before_it_changes_anything_until_the_handles_are_removed() -> None:
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     one, two = torch.optim.SGD(first.parameters(), lr=1.0), torch.optim.Adam(second.parameters())
-    components = register(model=first, optimizer=one, critic=second, critic_optimizer=two)
+    components = register(model=first, optimizer=one, others={"critic": second, "critic_optimizer": two})
     seen: list[bool] = []
     before = [p.detach().clone() for m in (first, second) for p in m.parameters()]
 
