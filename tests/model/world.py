@@ -43,6 +43,10 @@ class Attempt(NamedTuple):
     final: bool = False  # has it ever had its final name?
 
     @property
+    def owner(self) -> int:
+        return self.key // 10
+
+    @property
     def place(self) -> str:
         return self.places[-1]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from faulty_store import FaultyStore
@@ -72,15 +71,19 @@ class Histories(RuleBasedStateMachine):
         base = f"{PLACES.checkpoint(folder)}/"
         return {p.removeprefix(base): d for p, d in self.disk.files.items() if p.startswith(base)}
 
-    def begin(self) -> Incarnation:
-        """Takes over from whoever was there, alive or not; what a live one does later must come to nothing."""
+    def leave(self) -> None:
+        """The incarnation before is not there any more, or seems so; what it does later must come to nothing."""
+        self.store.disarm()
         if self.run is not None:
             die(self.run)
             self.old.append(self.run)
             self.run = None
-        with suppress(KeyError):
-            self.disk.files[PLACES.lease]
+        if PLACES.lease in self.disk.files:
             self.disk.replace(PLACES.lease, encode(dead_lease()))
+
+    def begin(self) -> Incarnation:
+        """Takes over from whoever was there, alive or not."""
+        self.leave()
         return start(self.store, lease_seconds=1e6)
 
     def learn(self, pending: Pending) -> None:
@@ -110,6 +113,17 @@ class Histories(RuleBasedStateMachine):
         self.strangers.pop(entry.folder, None)
         for folder in pending.folders:
             self.strangers.pop(folder, None)
+
+    def copy_by_hand(self, known: Known, folder: str) -> None:
+        """Copies a checkpoint's folder as a person would, if the name is free."""
+        old, new = PLACES.checkpoint(known.folder), PLACES.checkpoint(folder)
+        if new in self.disk.folders:
+            return
+        for path in [p for p in self.disk.folders if p == old or p.startswith(f"{old}/")]:
+            self.disk.folders[new + path[len(old) :]] = 0.0
+        for path, data in known.files.items():
+            self.disk.files[f"{new}/{path}"] = data
+        self.strangers[folder] = self.files_of(folder)
 
     def pick(self, which: int, *, live: bool = True) -> tuple[int, Known] | None:
         choice = [(n, k) for n, k in sorted(self.known.items()) if not (live and k.deleted)]

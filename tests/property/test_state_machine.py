@@ -19,7 +19,7 @@ from onward.format.names import checkpoint_folder
 from onward.upkeep.adopt import adopt
 from onward.upkeep.verify import verify
 from recorder import load_into
-from support import PLACES, RUN, TIER, commit, content, die, place_of
+from support import PLACES, RUN, TIER, commit, content, die, place_of, start
 
 STEPS = st.integers(1, 40)
 POINTS = st.integers(1, 90)
@@ -48,9 +48,10 @@ class Machine(Histories):
     def crash_while_taking_over(self, at: int, after: bool) -> None:
         """Only the new ``open`` entry fences the one before: until it is there, the one before is in its right."""
         before, highest = self.run, len(self.ledger)
+        self.leave()
         self.store.arm(at % 30, "crash", after=after)
         try:
-            self.run = self.begin()
+            self.run = start(self.store, lease_seconds=1e6)
         except Crashed:
             Done["crash in take over"] += 1
             self.the_ledger_only_grows()
@@ -149,7 +150,8 @@ class Machine(Histories):
 
     @rule(which=WHICH, file=WHICH, at=WHICH, bit=st.integers(0, 7))
     def damage(self, which: int, file: int, at: int, bit: int) -> None:
-        chosen = self.pick(which)
+        """Any live one, but as often as not the newest, which is what a resume looks at first."""
+        chosen = self.pick(which if which % 2 else -1)
         if chosen is None:
             return
         _, known = chosen
@@ -182,6 +184,11 @@ class Machine(Histories):
         record_verification(self.disk, PLACES, info, report, tier=TIER)
         known.quarantined = known.damaged
         Done[f"verify: {'ok' if report.ok else 'damage found'}"] += 1
+
+    @rule(which=WHICH, file=WHICH, at=WHICH, bit=st.integers(0, 7))
+    def resume_after_damage(self, which: int, file: int, at: int, bit: int) -> None:
+        self.damage(which, file, at, bit)
+        self.resume()
 
     @rule()
     def resume(self) -> None:
@@ -223,18 +230,12 @@ class Machine(Histories):
         if chosen is None:
             return
         _, known = chosen
-        number = max((int(path[-14:-5]) for path in self.ledger), default=0)
+        number = len(self.ledger)
         names = {"next": checkpoint_folder(step, number + 1), "later": checkpoint_folder(step, number + 7)}
-        folder = names.get(name, f"{name}-{len(self.strangers)}")
-        old, new = PLACES.checkpoint(known.folder), PLACES.checkpoint(folder)
-        if new in self.disk.folders:
-            return
-        for path in [p for p in self.disk.folders if p == old or p.startswith(f"{old}/")]:
-            self.disk.folders[new + path[len(old) :]] = 0.0
-        for path, data in known.files.items():
-            self.disk.files[f"{new}/{path}"] = data
-        self.strangers[folder] = self.files_of(folder)
+        self.copy_by_hand(known, names.get(name, f"{name}-{len(self.strangers)}"))
         Done["plant"] += 1
+        if name == "next" and self.run is not None:
+            self.save(step)  # fails, and only this one; the stranger is not touched
 
     @precondition(Histories.running)
     @rule(which=WHICH)
@@ -293,7 +294,7 @@ def explore(examples: int, steps: int, *, derandomize: bool) -> None:
 
 
 def test_histories_agree_with_the_model() -> None:
-    explore(60, 30, derandomize=True)
+    explore(70, 40, derandomize=True)
 
 
 @pytest.mark.full

@@ -30,7 +30,7 @@ def render(result: DemoResult) -> str:
         verdict=Verdict(result.ok, f"{holding} of {len(result.proofs)} claims proven"),
         sections=[
             Section("What was proven", _proofs(result)),
-            Section("Loss", _losses(seen), "Where the two lines lie on each other, every bit of the loss is equal."),
+            Section("Loss", _losses(seen), "The lines lie on each other; every bit was compared, see above."),
             Section(
                 "Distance from the reference",
                 _distances(seen),
