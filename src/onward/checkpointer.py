@@ -27,6 +27,7 @@ from onward.restore.settings import Mode
 from onward.save.captured import SaveContext
 from onward.save.pipeline import SaveResult
 from onward.save.saver import Saver
+from onward.state.data import DataComponent
 from onward.state.describe import RunDescription
 from onward.state.model import ModelComponent
 from onward.state.register import register
@@ -338,8 +339,7 @@ class Checkpointer:
         return next(c for c in self._components if isinstance(c, RandomComponent))
 
     def _data_position(self) -> object:
-        places = [getattr(c, "position", None) for c in self._components if c.kind == "data"]
-        return [place() for place in places if callable(place)]
+        return [component.progress() for component in self._components if isinstance(component, DataComponent)]
 
 
 def _content(asset: bytes | Path) -> bytes:

@@ -62,7 +62,9 @@ class MixedAdam(Optimizer):
             for p in group["params"]:
                 state = self.state[p]
                 if not state:
-                    state.update(step=0, master=p.float(), exp_avg=torch.zeros(p.shape), exp_avg_sq=torch.zeros(p.shape))
+                    state.update(
+                        step=0, master=p.float(), exp_avg=torch.zeros(p.shape), exp_avg_sq=torch.zeros(p.shape)
+                    )
                 state["step"] += 1
                 gradient = p.grad.float()
                 state["exp_avg"].lerp_(gradient, 0.1)

@@ -7,9 +7,10 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 import torch
 
 import onward
@@ -69,6 +70,16 @@ def load(store: str | Store, *, run: str = "r", **how: Any) -> tuple[onward.Star
     return start, int(values.pop())
 
 
+E = TypeVar("E", bound=onward.OnwardError)
+
+
+def refused(kind: type[E], match: str, store: str | Store, **options: Any) -> E:
+    """Resumes, in vain: the error, of this kind and with these words."""
+    with pytest.raises(kind, match=match) as caught, running(store, **options):
+        pass
+    return caught.value
+
+
 def round_trip(url: str, value: Any, *, run: str = "r", into: Any = None) -> Any:
     """``value`` after it was saved and loaded into a fresh box that held ``into`` before."""
     with running(url, run=run, state={"value": value}) as (ckpt, _):
@@ -125,8 +136,8 @@ def same(one: Any, other: Any) -> bool:
         return (one.dtype, one.shape) == (other.dtype, other.shape) and raw(one) == raw(other)
     if isinstance(one, np.ndarray):
         return (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == other.tobytes()
-    if isinstance(one, float):
-        return struct.pack("d", one) == struct.pack("d", other)
+    if isinstance(one, float | complex):
+        return struct.pack("2d", one.real, one.imag) == struct.pack("2d", other.real, other.imag)
     if isinstance(one, Mapping):
         return len(one) == len(other) and all(
             same(a, b) and same(one[a], other[b]) for a, b in zip(one, other, strict=True)

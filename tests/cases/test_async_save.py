@@ -138,10 +138,13 @@ def test_failures_in_a_row_are_tolerated_counted_and_then_raised(url: str) -> No
 def test_a_failure_of_the_last_save_is_always_raised(url: str) -> None:
     """T47."""
     broken = {"now": False}
-    with pytest.warns(UserWarning), pytest.raises(onward.errors.SaveFailed, match="step 1 "):  # noqa: SIM117
-        with running(_failing(url, broken), every=1, state=numbers(1)) as (ckpt, _):
-            broken["now"] = True
-            ckpt.step(0)
+    with (
+        pytest.warns(UserWarning),
+        pytest.raises(onward.errors.SaveFailed, match="step 1 "),
+        running(_failing(url, broken), every=1, state=numbers(1)) as (ckpt, _),
+    ):
+        broken["now"] = True
+        ckpt.step(0)
 
 
 def test_what_was_restored_shares_no_memory_with_anything(url: str) -> None:

@@ -157,7 +157,9 @@ def _digest(value: Any) -> str:
 
 def _job(make: Callable[[Any], Optimizer], scheduler: bool = True, **options: Any) -> Callable[[int], Job]:
     def build(seed: int) -> Job:
-        job = Job(seed, **{name: value for name, value in options.items() if name in ("dropout", "accumulate", "broken")})
+        job = Job(
+            seed, **{name: value for name, value in options.items() if name in ("dropout", "accumulate", "broken")}
+        )
         job.model.to(options.get("dtype", torch.float32))
         job.scaler = options["scaler"]() if "scaler" in options else None
         job.data = options["data"]() if "data" in options else None  # after the seeds were set: torchdata draws one

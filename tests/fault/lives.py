@@ -5,7 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+import resource
 import struct
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -13,11 +16,15 @@ from typing import NoReturn
 from onward.catalog import incarnation as incarnation_module
 from onward.catalog import stores
 from onward.catalog.stores import init_store
+from onward.errors import OnwardError, SaveFailed
+from onward.save.plan import plan
+from onward.save.pipeline import SaveSettings, save
 from onward.storage.syscalls import Syscalls
-from onward.testing.faults import CrashAt
+from onward.testing.faults import CountingSyscalls, CrashAt, StopAt
 
 from .harness import delete_step, make_store, posix, save_step, start
 from .powercut_life import Life
+from .state import DEFAULT_SMALLEST_FILE, context, tiny_tensors
 
 POWER_LOST = 78
 FS_IOC_SHUTDOWN, WITHOUT_FLUSHING_THE_LOG = 0x8004587D, 2
@@ -75,6 +82,62 @@ def inits(tell: Tell, root: Path, calls: Make) -> None:
     stores.open_store = lambda url, **kwargs: posix(root, calls())  # type: ignore[assignment]
     init_store(f"file://{root}")
     tell("initialised")
+
+
+def saves_thousands(tell: Tell, root: Path, descriptors: int, count: int) -> None:
+    """Saves a state of very many tiny tensors with few file descriptors, and tells how it was done."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    assert plan.__kwdefaults__ is not None
+    plan.__kwdefaults__["smallest"] = DEFAULT_SMALLEST_FILE
+    counting = CountingSyscalls()
+    incarnation = start(posix(root, counting))
+    began = time.monotonic()
+    result = save(incarnation, tiny_tensors(count), context(), SaveSettings())
+    tell(time.monotonic() - began)
+    tell([call.name for call in counting.log])
+    tell(result.report is not None and result.report.ok)
+
+
+def modes(tell: Tell, root: Path, mode: str, umask: int) -> None:
+    """Creates a store in a mode under a umask, and lives in it."""
+    os.umask(umask)
+    init_store(f"file://{root}", mode=mode)  # type: ignore[arg-type]
+    incarnation = start(posix(root))
+    for step in (10, 20):
+        save_step(incarnation, step)
+    delete_step(incarnation, 10)
+
+
+def with_tmpdir(tell: Tell, root: Path, folder: Path) -> None:
+    """Saves with another folder for temporary files."""
+    os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = None
+    incarnation = start(posix(root))
+    save_step(incarnation, 20)
+    incarnation.end()
+
+
+def is_stopped(tell: Tell, root: Path, what: str, n: int) -> None:
+    """Does something, stopped with SIGSTOP before its n-th mutating call; tells how it ended, and what it then did."""
+    counting = CountingSyscalls()
+    outcome, epoch = "ended", 0
+    try:
+        incarnation = start(posix(root, StopAt(n, inner=counting)))
+        epoch = incarnation.ledger.epoch
+        if what == "deletes":
+            delete_step(incarnation, 10)
+            outcome = "deleted"
+        for step in (20, 21):  # a save that fails because its attempt was rolled back is tried once more
+            try:
+                save_step(incarnation, step)
+            except SaveFailed:
+                continue
+            outcome = "acknowledged"
+            break
+        incarnation.end()
+    except OnwardError as error:
+        outcome = type(error).__name__
+    tell((outcome, epoch, [(call.name, call.path) for call in counting.log[n - 1 :]]))
 
 
 LIVES: dict[str, Callable[[Tell, Path, Make], None]] = {

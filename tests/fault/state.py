@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 
 import safetensors
 
 from onward.format.dtypes import itemsize, stored_dtype
-from onward.records import FORMAT, ComponentTag, Description, Layout, TensorLayout
+from onward.records import FORMAT, ComponentTag, Description, Key, Layout, TensorLayout
 from onward.save.captured import Captured, SaveContext, staged
 from onward.save.plan import plan
 
@@ -30,8 +30,11 @@ SHAPES: tuple[tuple[str, str, tuple[int, ...]], ...] = (
 )
 SMALL_FILES = 1024
 """Bytes after which the sweeps close a shard file, so that the small state fills several."""
+assert plan.__kwdefaults__ is not None
+DEFAULT_SMALLEST_FILE: int = plan.__kwdefaults__["smallest"]
 
 Contents = Mapping[str, bytes]
+Bytes = bytes | bytearray | memoryview
 
 
 def many_small_files() -> None:
@@ -52,11 +55,24 @@ def key(name: str) -> str:
 
 def captured(step: int) -> Captured:
     """The whole state at a step, as capture would hand it to the writer."""
-    data = {key(name): tensor_bytes(step, name, prod(shape) * itemsize(dtype)) for name, dtype, shape in SHAPES}
-    tensors = [
-        TensorLayout(key=key(name), dtype=dtype, shape=shape, stored=stored_dtype(dtype))
-        for name, dtype, shape in SHAPES
-    ]
+    drawn = (
+        (name, dtype, shape, tensor_bytes(step, name, prod(shape) * itemsize(dtype))) for name, dtype, shape in SHAPES
+    )
+    return handed_over(step, drawn)
+
+
+def tiny_tensors(count: int) -> Captured:
+    """Very many tensors of 1 to 8 elements."""
+    return handed_over(5, ((f"t{at}", "uint8", (1 + at % 8,), bytes([at % 251] * (1 + at % 8))) for at in range(count)))
+
+
+def handed_over(step: int, drawn: Iterable[tuple[str, str, tuple[int, ...], Bytes]]) -> Captured:
+    """A captured state that holds these tensors: name, dtype, shape, bytes."""
+    data: dict[Key, Bytes] = {}
+    tensors: list[TensorLayout] = []
+    for name, dtype, shape, content in drawn:
+        data[key(name)] = content
+        tensors.append(TensorLayout(key=key(name), dtype=dtype, shape=shape, stored=stored_dtype(dtype)))
     layout = Layout(format=FORMAT, meshes=(), tensors=tuple(sorted(tensors, key=lambda t: t.key)))
     planned = plan(layout.tensors)
     memory = bytearray(planned.arena_bytes)

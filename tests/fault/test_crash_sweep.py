@@ -307,4 +307,4 @@ def test_the_sweep_sees_every_call_that_the_seam_names() -> None:
 
     assert set(SAVES) == set(MUTATING)
     public = {name for name in vars(Syscalls) if not name.startswith("_")}
-    assert public == {*MUTATING, "open_new", "before", "rename_noreplace", "close", "pread"} - {"open"}
+    assert public == {*MUTATING, "open_new", "before", "rename_noreplace", "close", "pread", "set_direct"} - {"open"}

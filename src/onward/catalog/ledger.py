@@ -138,6 +138,7 @@ class Ledger:
         self.last = fence.sequence
         self._digest = digest
         self._superseded = False
+        self._spoilt = ""
         self._pending: tuple[int, bytes] | None = None
         self.lock = threading.RLock()
 
@@ -160,7 +161,7 @@ class Ledger:
             number = self.next
             data = encode_sealed(build(number, self._digest))
             self._pending = (number, data)
-            self._take(number, data, create_entry(self.store, self.places, number, data))
+            self._take(number, data, self._find(number, data, create_entry))
             self.store.sync_folder(self.places.ledger, barrier)
             return decode_entry(data, self.places.entry(number))
 
@@ -179,12 +180,29 @@ class Ledger:
             Superseded: Another's entry is there.
         """
         with self.lock:
+            if self._spoilt:
+                raise self._unusable()
             if self._pending is not None:
                 number, data = self._pending
                 try:
-                    self._take(number, data, _is_there(self.store, self.places, number, data))
+                    self._take(number, data, self._find(number, data, _is_there))
                 except NotFound:
                     self._pending = None
+
+    def _find(self, number: int, data: bytes, look: Callable[[Store, RunPlaces, int, bytes], bool]) -> bool:
+        try:
+            return look(self.store, self.places, number, data)
+        except Damaged as error:
+            # This incarnation may append at this number only, and it is spoilt: it can commit nothing any more. That
+            # is no other job's doing, so a restart is the way out: it takes over at the next number.
+            self._spoilt = f"ledger number {number} is taken by what is no entry: {error.message}"
+            raise self._unusable() from error
+
+    def _unusable(self) -> StorageError:
+        return StorageError(
+            f"{self.places.run}: {self._spoilt}",
+            next_step="restart the job: it takes over at the next number; check the disk that alters bytes",
+        )
 
     def _take(self, number: int, data: bytes, mine: bool) -> None:
         self._pending = None
@@ -241,10 +259,18 @@ def create_entry(store: Store, places: RunPlaces, number: int, data: bytes) -> b
 
 
 def _is_there(store: Store, places: RunPlaces, number: int, data: bytes) -> bool:
-    try:
-        return store.read(places.entry(number), limit=ENTRY_LIMIT) == data
-    except Damaged:
-        return False  # something else has the number: a link, a folder, a file too large for an entry
+    """Whether entry ``number`` is mine; False when it is a newer incarnation's.
+
+    Raises:
+        NotFound: It is absent.
+        Damaged: The number is taken by what is nobody's entry: altered bytes, a link, a folder.
+    """
+    path = places.entry(number)
+    found = store.read(path, limit=ENTRY_LIMIT)
+    if found == data:
+        return True
+    decode_entry(found, path)  # a whole entry of somebody else's; altered bytes are no sign of another job
+    return False
 
 
 def take_over(store: Store, places: RunPlaces) -> tuple[Ledger, LedgerView]:
@@ -267,8 +293,9 @@ def take_over(store: Store, places: RunPlaces) -> tuple[Ledger, LedgerView]:
             pid=os.getpid(),
         )
         data = encode_sealed(fence)
-        if create_entry(store, places, number, data):
-            break
+        with suppress(Damaged):  # taken by what is no entry: its number is passed over like any taken one
+            if create_entry(store, places, number, data):
+                break
         before = ""
         with suppress(Damaged, NotFound):
             before = sha256(store.read(places.entry(number), limit=ENTRY_LIMIT))

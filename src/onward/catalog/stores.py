@@ -13,7 +13,7 @@ from onward.format.codec import SMALL_LIMIT, decode_sealed, encode_sealed
 from onward.format.names import RUNS, STORE_FILE
 from onward.records import FORMAT, StoreRecord
 from onward.storage.base import Barrier, NotFound, Store
-from onward.storage.posix import Mode, PosixStore
+from onward.storage.posix import FOLDER_MODES, Mode, PosixStore
 from onward.storage.probe import Probe, probe
 from onward.storage.registry import open_store
 
@@ -29,7 +29,7 @@ def init_store(url: str, *, mode: Mode = "private", tier: str = "home") -> tuple
     """
     store = open_store(url, mode=mode)
     if isinstance(store, PosixStore):
-        _make_root(store.root, 0o700 if mode == "private" else 0o777)
+        _make_root(store.root, FOLDER_MODES[mode])
     with suppress(StoreMissing):
         read_store_record(store)
         raise ConfigurationError(f"{store.url} is a store already", next_step="use it as it is")
@@ -49,7 +49,9 @@ def _make_root(root: Path, mode: int) -> None:
     try:
         missing = [folder for folder in (root, *root.parents) if not folder.exists()]
         for folder in reversed(missing):
-            folder.mkdir(mode=mode, exist_ok=True)
+            folder.mkdir(mode=mode & 0o777 if folder == root else 0o777, exist_ok=True)
+            if folder == root and mode != FOLDER_MODES["umask"]:
+                folder.chmod(mode)  # past the umask, and with the group's bit: what is made below inherits the group
             parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(parent)

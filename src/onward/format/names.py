@@ -17,11 +17,11 @@ MANIFEST, SUMS, LAYOUT, INTENT = "manifest.json", "manifest.sha256", "layout.jso
 RECORD, INDEX, STATE, ASSETS = "record.json", "index.json.zst", "state.json", "assets"
 SHARD_SUFFIX = ".safetensors"
 
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_COMPONENT = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
-_FOLDER = re.compile(r"step-(\d{12,18})-([1-9]\d{0,17})")
-_WRITING = re.compile(r"step-(\d{12,18})-([1-9]\d{0,17})\.writing-([0-9a-f]{8,64})")
-_ENTRY = re.compile(r"(\d{9,18})\.json")
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+_COMPONENT = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+_FOLDER = re.compile(r"step-(\d{12,18})-([1-9]\d{0,17})", re.ASCII)
+_WRITING = re.compile(r"step-(\d{12,18})-([1-9]\d{0,17})\.writing-([0-9a-f]{8,64})", re.ASCII)
+_ENTRY = re.compile(r"(\d{9,18})\.json", re.ASCII)
 _RESERVED = frozenset({"latest", "last", "newest", "current", "best"})
 _MAX_PART, _MAX_PATH = 255, 1024
 

@@ -98,6 +98,9 @@ def parse_header(
     metadata = table.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise FormatError(f"{what}: __metadata__ is not a table of strings")
+    for text in (*table, *metadata, *metadata.values()):
+        if any(0xD800 <= ord(character) < 0xE000 for character in text):  # stock readers refuse half a pair too
+            raise FormatError(f"{what}: the header has a text that is no Unicode")
     entries = [_entry(name, value, what, item_bytes) for name, value in table.items()]
     position = 0
     for entry in sorted(entries, key=lambda e: (e.begin, e.end)):

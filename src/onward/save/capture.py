@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from onward.catalog.stamp import now
-from onward.errors import SaveFailed
+from onward.errors import OnwardError, SaveFailed
 from onward.policy.capacity import require_memory, window_bytes
 from onward.records import Key, Layout
 from onward.runtime import memory
@@ -24,6 +24,8 @@ from onward.state.component import Component
 from onward.state.copying import Copier, Copy, copier
 from onward.state.snapshot import Snapshot, take
 from onward.state.staging import Arena
+
+_SAMPLES = 64
 
 
 class Capturer:
@@ -147,23 +149,33 @@ class Capturer:
 
 
 class Capture:
-    """A capture that may still be copying. ``settle`` must return before anything may change what it copies."""
+    """A capture that may still be copying. ``settle`` must return before ``optimizer.step`` changes anything.
+
+    What is copied late must not change before ``settle``. Two things tell that it did: autograd's count of changes in
+    place, and, for changes through ``.data`` that autograd does not count, a sample of each tensor taken at the
+    boundary and compared with the copy. A change of a few single elements through ``.data`` is not found.
+    """
 
     def __init__(self, captured: Captured, engine: Copier, afterwards: list[tuple[Key, torch.Tensor, Copy]]) -> None:
         self.captured = captured
         self._engine = engine
-        self._copies = [copy for _, _, copy in afterwards]
+        self._late = afterwards
         self._versions = [(key, tensor, tensor._version) for key, tensor, _ in afterwards]
+        self._samples = [_sample(copy[0]) for _, _, copy in afterwards]
         self._copied = threading.Event()
+        self._lock = threading.Lock()
+        self._settled = False
         self._error: BaseException | None = None
         if not afterwards:
             self._copied.set()
+            self._settled = True
             return
         threading.Thread(target=self._copy, name="onward-capture", daemon=True).start()
 
     def settle(self) -> None:
         """Waits until the copy can no longer be disturbed. Called before ``optimizer.step``."""
         self._copied.wait()
+        self._look_for_changes(last=True)
         self._engine.protect()
 
     def finish(self) -> Captured:
@@ -173,25 +185,65 @@ class Capture:
             SaveFailed: A tensor was changed by something else than ``optimizer.step`` while it was copied.
         """
         self._copied.wait()
+        if self._error is None:
+            self._engine.finish()
+            self._look_for_changes(last=True)
+        self._compare_samples()
+        if isinstance(self._error, OnwardError):
+            raise SaveFailed(
+                f"step {self.captured.step}: {self._error.message}", next_step=self._error.next_step
+            ) from self._error
         if self._error is not None:
             raise SaveFailed(f"step {self.captured.step}: the capture failed: {self._error}") from self._error
-        self._engine.finish()
         return self.captured
 
     def _copy(self) -> None:
         try:
-            self._engine.start(self._copies)
-            # Autograd counts every change in place; one during the copy means bytes of two steps.
-            changed = [key for key, tensor, version in self._versions if tensor._version != version]
-            if changed:
-                raise SaveFailed(
-                    f"{changed[0]} and {len(changed) - 1} more were changed before optimizer.step",
-                    next_step="turn overlap off for this model: its forward or backward pass changes parameters",
-                )
+            self._engine.start([copy for _, _, copy in self._late])
         except BaseException as error:  # told by finish, in the thread that saves
             self._error = error
         finally:
             self._copied.set()
+
+    def _look_for_changes(self, *, last: bool) -> None:
+        """Compares the counts, until the step is let go on: after that, changes are the optimizer's."""
+        with self._lock:
+            if not self._settled:
+                self._settled = last
+                self._note([key for key, tensor, version in self._versions if tensor._version != version])
+
+    def _compare_samples(self) -> None:
+        changed = [
+            key
+            for (key, _, (part, view)), sample in zip(self._late, self._samples, strict=True)
+            if sample is not None and not exact.same_bytes(_sample_of(part, view), sample)
+        ]
+        self._note(changed)
+
+    def _note(self, changed: Sequence[Key]) -> None:
+        if changed and self._error is None:
+            more = f" and {len(changed) - 1} more were" if len(changed) > 1 else " was"
+            self._error = SaveFailed(
+                f"{changed[0]}{more} changed between the step boundary and optimizer.step, while being copied",
+                next_step="set save.overlap = false: something else than optimizer.step changes parameters here",
+            )
+
+
+def _stride(tensor: torch.Tensor) -> int:
+    return max(1, tensor.numel() // _SAMPLES)
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A few elements of a tensor in host memory; None on an accelerator, where reading them would stall."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return None
+    return tensor.detach().view(-1)[:: _stride(tensor)].clone()
+
+
+def _sample_of(tensor: torch.Tensor, view: memoryview) -> torch.Tensor:
+    """The same elements in the copy."""
+    copied = torch.frombuffer(view, dtype=torch.uint8).view(tensor.dtype)
+    return copied[:: _stride(tensor)].clone()
 
 
 def _part(tensor: torch.Tensor, piece: PlannedPiece) -> torch.Tensor:

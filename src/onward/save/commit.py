@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from onward.catalog.attempts import record_outcome
 from onward.catalog.ledger import Ledger
 from onward.catalog.stamp import host, now, token
-from onward.errors import IncompleteState, OnwardError, StorageError
+from onward.errors import IncompleteState, OnwardError
 from onward.format import codec
 from onward.format.digests import sha256
 from onward.format.names import (
@@ -85,9 +85,11 @@ def begin_attempt(store: Store, ledger: Ledger, *, step: int, world_size: int, p
     begun = Attempt(id=attempt, step=step, sequence=sequence, intent_sha256=sha256(data), started=started)
     folder = ledger.places.checkpoint(begun.writing)
     try:
-        store.make_folder(folder)
+        # A network filesystem may repeat a mkdir and call its own folder another's; with 128 random bits in its name
+        # a folder that is there can only be mine, and each file in it is created only if absent.
+        store.make_folder(folder, exist_ok=True)
         write_file(store, f"{folder}/{INTENT}", data)
-    except StorageError as error:
+    except Exception as error:
         with suppress(OnwardError):
             record_outcome(
                 store,
@@ -96,7 +98,7 @@ def begin_attempt(store: Store, ledger: Ledger, *, step: int, world_size: int, p
                 sequence=sequence,
                 step=step,
                 outcome="failed",
-                reason=error.message,
+                reason=getattr(error, "message", f"{type(error).__name__}: {error}"),
             )
             remove_tree(store, folder)
         raise
@@ -303,7 +305,7 @@ def _write_assets(store: Store, folder: str, context: SaveContext) -> tuple[Stor
     names = [f"{ASSETS}/{name}" for name in sorted(context.assets)]
     places = sorted({name[:at] for name in names for at, c in enumerate(name) if c == "/"})  # parents come first
     for place in places:
-        store.make_folder(f"{folder}/{place}")
+        store.make_folder(f"{folder}/{place}", exist_ok=True)
     stored: list[StoredFile] = []
     for name in names:
         data = context.assets[name.removeprefix(f"{ASSETS}/")]

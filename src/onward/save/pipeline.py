@@ -100,6 +100,7 @@ def save(home: Home, captured: Captured, context: SaveContext, settings: SaveSet
         seconds: dict[str, float] = {"capture": captured.seconds}
         attempt: Attempt | None = None
         try:
+            ledger.settle()  # an answer that was lost before decides which number is the next
             step_over_taken_names(ledger, captured.step)
             attempt = begin_attempt(store, ledger, step=captured.step, world_size=context.world_size, pid=os.getpid())
             record = write_rank(
@@ -155,9 +156,11 @@ def read_back(home: Home, entry: CheckpointEntry, settings: SaveSettings) -> Ver
         threads=settings.threads,
         drop_cache=True,
     )
+    unreceipted = ""
     try:
         record_verification(store, places, entry, report, tier=tier)
     except StorageError as error:
+        unreceipted = error.message
         # The checkpoint stands and was looked at; only the proof of it is missing, and can be made again.
         log.warning("step %d: the receipt of its verification could not be written: %s", entry.step, error.message)
     if not report.ok:
@@ -166,7 +169,8 @@ def read_back(home: Home, entry: CheckpointEntry, settings: SaveSettings) -> Ver
         damaged = bool(found)
         raise SaveFailed(
             f"step {entry.step} was committed, but "
-            + ("did not read back as it was written, and is quarantined" if damaged else "could not be read back")
+            + ("did not read back as it was written" if damaged else "could not be read back")
+            + (", and is quarantined" if damaged and not unreceipted else "")
             + f": {worst.file}: {worst.message}",
             next_step="the medium or its driver alters bytes: check the disk, its cable and its memory"
             if damaged

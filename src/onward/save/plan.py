@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
+import msgspec
+
+from onward.format.digests import xxh3
 from onward.format.dtypes import itemsize
 from onward.format.names import shard_name
 from onward.format.shardfile import ALIGN
@@ -63,6 +67,12 @@ class Plan:
     files: tuple[PlannedFile, ...]
     arena_bytes: int
     tensor_bytes: int
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells plans apart: what one process put in a place must be what another reads there."""
+        places = [(f.name, f.start, f.nbytes, [(p.key, p.start, p.nbytes) for p in f.pieces]) for f in self.files]
+        return xxh3(msgspec.msgpack.encode(places))
 
 
 def plan(

@@ -46,7 +46,7 @@ def write_rank(
         StorageError: The store refused something; nothing of it counts.
     """
     place = f"{folder}/{rank_folder(context.rank)}"
-    store.make_folder(place)
+    store.make_folder(place, exist_ok=True)
     metadata = {"onward": str(FORMAT), "run": run, "step": str(captured.step), "rank": str(context.rank)}
 
     def write(file: PlannedFile) -> tuple[StoredFile, IndexFile]:

@@ -51,6 +51,7 @@ class Save(Message, frozen=True, kw_only=True):
 
     step: int
     layout: Layout
+    plan_digest: str
     state: dict[str, JsonTree]
     tags: tuple[ComponentTag, ...]
     started: str
@@ -70,6 +71,7 @@ class Save(Message, frozen=True, kw_only=True):
         return cls(
             step=captured.step,
             layout=captured.layout,
+            plan_digest=captured.plan.digest,
             state=captured.state,
             tags=captured.tags,
             started=captured.started,
@@ -85,11 +87,22 @@ class Save(Message, frozen=True, kw_only=True):
         )
 
     def captured(self, memory: memoryview, threads: int) -> Captured:
-        """The captured state, its bytes in the shared memory."""
+        """The captured state, its bytes in the shared memory.
+
+        Raises:
+            SaveFailed: This process would look for the bytes elsewhere than the trainer put them.
+        """
+        planned = plan(self.layout.tensors, threads=threads)
+        if planned.digest != self.plan_digest or planned.arena_bytes > len(memory):
+            # As after an upgrade in place: the wrong bytes would be hashed, committed, and even verify.
+            raise errors.SaveFailed(
+                f"step {self.step}: the writer process lays the state out otherwise than the trainer",
+                next_step="restart the job: onward was upgraded, or its files changed, while it ran",
+            )
         return Captured(
             step=self.step,
             layout=self.layout,
-            plan=plan(self.layout.tensors, threads=threads),
+            plan=planned,
             state=self.state,
             tags=self.tags,
             region=staged(memory),

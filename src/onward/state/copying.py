@@ -96,13 +96,16 @@ class StreamCopier:
 
     def protect(self) -> None:
         # The next optimizer step is queued behind the copy: it would overwrite what has not yet been read.
-        if self._event is not None:
-            self._device.current_stream().wait_event(self._event)
+        event = self._event  # once: the saving thread may forget it at any time
+        if event is not None:
+            self._device.current_stream().wait_event(event)
 
     def finish(self) -> None:
-        if self._event is not None:
-            self._event.synchronize()
-            self._event = None
+        event = self._event
+        if event is not None:
+            event.synchronize()
+            if self._event is event:
+                self._event = None
 
     def _driver(self) -> Any:
         if self._runtime is None:

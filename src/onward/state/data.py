@@ -48,6 +48,12 @@ class DataComponent:
         position = getattr(self._loader, "position", None)
         return position() if callable(position) else None
 
+    def progress(self) -> object:
+        """Something that changes with every batch that is handed out, and is cheap to ask for."""
+        if (position := self.position()) is not None:
+            return position
+        return getattr(getattr(self._loader, "_iterator", None), "_num_yielded", None)  # torchdata's own count
+
     def check(self, saved: object) -> list[str]:
         """Why this loader could not go on from ``saved``."""
         if not isinstance(saved, Mapping) or not {"class", "state"} <= saved.keys():

@@ -31,8 +31,9 @@ def problem(components: Sequence[Component]) -> str | None:
         if not callable(getattr(optimizer, "register_step_pre_hook", None)):
             return f"{name} has no step hooks, so its step could not wait for the copy"
         for parameter in _parameters(optimizer):
-            if getattr(parameter, "_post_accumulate_grad_hooks", None):
-                return f"{name} steps inside the backward pass (a parameter has a post-accumulate-grad hook)"
+            hooks = ("_post_accumulate_grad_hooks", "_in_backward_optimizers")  # the user's own way, and torch's
+            if any(getattr(parameter, hook, None) for hook in hooks):
+                return f"{name} steps inside the backward pass (a parameter has a hook on its gradient)"
             for value in optimizer.state.get(parameter, {}).values():
                 if isinstance(value, torch.Tensor) and value.dim() and value.device != parameter.device:
                     return f"{name} keeps its state on {value.device} while parameters are on {parameter.device}"
@@ -41,9 +42,13 @@ def problem(components: Sequence[Component]) -> str | None:
 
 def held_by(components: Sequence[Component]) -> Callable[[torch.Tensor], bool]:
     """Tells the tensors that an optimizer holds, as of now, from all others."""
-    held = {tensor.data_ptr() for optimizer in optimizers(components) for tensor in _tensors(optimizer)}
-    held.discard(0)
-    return lambda tensor: tensor.data_ptr() in held
+    held: dict[int, int] = {}
+    for optimizer in optimizers(components):
+        for tensor in _tensors(optimizer):
+            held[tensor.data_ptr()] = max(held.get(tensor.data_ptr(), 0), tensor.nbytes)
+    held.pop(0, None)
+    # By size too: a buffer whose first part is a parameter begins where that parameter begins.
+    return lambda tensor: 0 < tensor.nbytes <= held.get(tensor.data_ptr(), 0)
 
 
 def before_step(components: Sequence[Component], wait: Callable[[], None]) -> list[Any]:

@@ -153,7 +153,7 @@ class _SharedLeaf:
             exact.require_supported(path, value)
             return {"$tensor": self._note(value, path)}
         if isinstance(value, np.ndarray):
-            if value.dtype not in _NUMPY_TO_TORCH or not value.dtype.isnative:
+            if type(value) is not np.ndarray or value.dtype not in _NUMPY_TO_TORCH or not value.dtype.isnative:
                 return None
             # A copy of its own: torch cannot take read-only arrays, nor arrays of all strides.
             key = self._note(torch.from_numpy(value.copy("C")), path)

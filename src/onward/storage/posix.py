@@ -24,6 +24,7 @@ from onward.storage.syscalls import Syscalls
 
 Mode = Literal["private", "group", "umask"]
 _MODES: dict[str, tuple[int, int]] = {"private": (0o600, 0o700), "group": (0o640, 0o2750), "umask": (0o666, 0o777)}
+FOLDER_MODES = {mode: folder for mode, (_, folder) in _MODES.items()}
 _WRITE_BLOCK = 4 * 1024 * 1024  # hashing and writing alternate on blocks that fit the cache
 _MKDIR_TRIES = 5
 TEMP_SUFFIX = ".tmp"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from writerside import OPENING, REAL, Fixture, Make
 
 from onward.catalog.incarnation import Incarnation
 from onward.save import remote
-from writerside import OPENING, REAL, Fixture, Make
 
 
 @pytest.fixture

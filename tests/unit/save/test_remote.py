@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from writerside import Fixture, Make, gone
 
 from onward.catalog.lease import process_start
 from onward.errors import Busy
 from onward.save import remote
 from support import posix_store, start, verified
-from writerside import Fixture, Make, gone
 
 
 def test_saves_one_after_another_and_ends_when_it_is_closed(make: Make) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from writerside import HEAR, SERVE, Make, gone
 
 from onward.catalog.attempts import read_outcomes
 from onward.errors import SaveFailed
 from onward.save import remote
 from onward.save.pipeline import SaveSettings
 from support import PLACES
-from writerside import HEAR, SERVE, Make, gone
 
 PROGRAMS = {
     "dies at once": ("sys.exit(3)", "ended with status 3"),
