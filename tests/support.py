@@ -31,8 +31,9 @@ from onward.records import (
     TensorLayout,
     VerifyReport,
 )
-from onward.save.captured import Captured, SaveContext, StagedTensor
+from onward.save.captured import Captured, SaveContext, staged
 from onward.save.pipeline import SaveSettings, save
+from onward.save.plan import plan
 from onward.storage.base import Barrier, Store
 from onward.storage.memory import MemoryStore
 from onward.storage.posix import PosixStore
@@ -78,24 +79,24 @@ def captured(step: int, salt: int = 0, *, rank: int = 0, world_size: int = 1, no
         )
         for name in sorted(values)
     )
-    memory = bytearray()
-    staged: list[StagedTensor] = []
-    for number, (name, (dtype, shape)) in enumerate(SHAPES.items()):
-        if number % world_size == rank:
-            data = values[name]
-            staged.append(StagedTensor(key=key(name), dtype=dtype, shape=shape, start=len(memory), nbytes=len(data)))
-            memory += data
+    by_key = {layout.key: layout for layout in tensors}
+    planned = plan([by_key[key(name)] for number, name in enumerate(SHAPES) if number % world_size == rank])
+    memory = bytearray(planned.arena_bytes)
+    contents = {key(name): data for name, data in values.items()}
+    for piece in (piece for file in planned.files for piece in file.pieces):
+        data = contents[piece.key][piece.offset : piece.offset + piece.nbytes]
+        memory[piece.start : piece.start + piece.nbytes] = data
     tree: JsonTree = {name: {"$tensor": key(name)} for name in sorted(values)} | {"step": step, "note": note}
     return Captured(
         step=step,
         layout=Layout(format=FORMAT, meshes=(), tensors=tensors),
+        plan=planned,
         state={COMPONENT: tree, "own": {"rank": rank}},
         tags=(
             ComponentTag(name=COMPONENT, kind="object", scope="global", step=step),
             ComponentTag(name="own", kind="object", scope="rank", step=step),
         ),
-        tensors=tuple(staged),
-        memory=memoryview(memory),
+        region=staged(memoryview(memory)),
         started="2026-01-01T00:00:00.000000Z",
         seconds=0.0,
     )

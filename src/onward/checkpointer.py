@@ -17,24 +17,21 @@ from onward.catalog.listing import read_catalog
 from onward.catalog.stamp import now
 from onward.catalog.stores import open_home
 from onward.config import Config, load_config
-from onward.errors import ConfigurationError, MidStep, OnwardError, SaveFailed, Superseded, UsageError
+from onward.errors import ConfigurationError, MidStep, OnwardError, Superseded, UsageError
 from onward.format.names import run_name
 from onward.policy.compatibility import table
 from onward.policy.triggers import due
 from onward.records import CheckpointInfo, Description
 from onward.restore.resume import Start, resume
 from onward.restore.settings import Mode
-from onward.save.capture import capture
-from onward.save.captured import Captured, SaveContext
-from onward.save.pipeline import SaveResult, save
-from onward.save.writer import ThreadWriter
+from onward.save.captured import SaveContext
+from onward.save.pipeline import SaveResult
+from onward.save.saver import Saver
 from onward.state.data import DataComponent
 from onward.state.describe import RunDescription
 from onward.state.model import ModelComponent
 from onward.state.register import register
 from onward.state.rng import RandomComponent
-from onward.state.snapshot import take
-from onward.state.staging import Arena
 from onward.storage.base import Store
 
 log = logging.getLogger("onward")
@@ -98,8 +95,8 @@ class Checkpointer:
             others=components,
         )
         self._store, _ = open_home(store if store is not None else self._config.store)
-        self._arena = Arena()
-        self._writer = ThreadWriter()
+        reopenable = store is None and self._store.capabilities.local
+        self._saver = Saver(self._components, self._config.save, reopenable=reopenable)
         self._incarnation: Incarnation | None = None
         self._boundary = 0
         self._position: object = None
@@ -108,7 +105,6 @@ class Checkpointer:
         self._parent: int | None = None
         self._training_started = now()
         self._failures = 0
-        self._skipped = 0
         self._unsaid: OnwardError | None = None
 
     # --- the way back -------------------------------------------------------------------------------------------
@@ -141,7 +137,7 @@ class Checkpointer:
         """
         if self._incarnation is not None:
             raise UsageError("resume was called before", next_step="make one Checkpointer for each incarnation")
-        take(self._components, 0)  # what cannot be saved is told now, not after hours of training
+        self._saver.prepare()  # what cannot be saved is told now, not after hours of training
         for component in self._components:
             if isinstance(component, ModelComponent) and component.name == "model":
                 for untied in component.untied(self._described.ties):
@@ -164,6 +160,7 @@ class Checkpointer:
             incarnation.end()
             raise
         self._incarnation = incarnation
+        self._saver.begin(incarnation)
         self._boundary = start.next_step
         self._position = self._data_position()
         self._parent = start.checkpoint.sequence if start.checkpoint else None
@@ -200,7 +197,9 @@ class Checkpointer:
                 f"step {step} was told before: {self._boundary} steps are complete",
                 next_step="start the loop at resume().next_step and tell each step once",
             )
+        self._saver.settle()
         self._collect(wait=False)
+        self._saver.look_after()
         is_due = due(self._config.triggers, self._boundary, boundary)
         self._boundary, self._position = boundary, self._data_position()
         reason = reason or self._requested or ("due" if is_due else "asked for")
@@ -246,9 +245,9 @@ class Checkpointer:
         try:
             self.wait()
         finally:
+            self._saver.close()
             if self._incarnation is not None:
                 self._incarnation.end()
-            self._arena.close()
 
     def __enter__(self) -> Self:
         return self
@@ -273,23 +272,32 @@ class Checkpointer:
         return next(iter(self.checkpoints()), None)
 
     @property
+    def writer_pid(self) -> int | None:
+        """The writer process's id; None when a thread writes."""
+        return self._saver.writer_pid
+
+    @property
     def skipped_saves(self) -> int:
         """How many due saves were skipped because the one before was still being written."""
-        return self._skipped
+        return self._saver.skipped
 
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _begin_save(self, *, reason: str, birth_class: str, may_skip: bool = True) -> bool:
-        incarnation = self._taken_over()
-        if self._writer.busy and may_skip and self._config.save.if_busy == "skip":
-            self._skipped += 1
-            log.warning("step %d: the save before is still being written; skipped", self._boundary)
-            return False
-        self._collect(wait=True)
+        self._taken_over()
+        if not (may_skip and self._config.save.if_busy == "skip"):
+            self._collect(wait=True)
         self._requested = None
+        try:
+            return self._saver.submit(self._boundary, self._context(reason, birth_class), may_skip=may_skip)
+        except OnwardError as error:
+            self._failed(error)
+            return False
+
+    def _context(self, reason: str, birth_class: str) -> SaveContext:
         description = self._described.description
         started = description.training_started or self._training_started
-        context = SaveContext(
+        return SaveContext(
             description=msgspec.structs.replace(description, training_started=started),
             training_started=started,
             birth_class=birth_class,
@@ -297,24 +305,17 @@ class Checkpointer:
             parent=self._parent,
             assets={name: _content(value) for name, value in self._described.assets.items()},
         )
-        try:
-            captured = capture(self._components, self._boundary, self._arena)
-        except (OnwardError, MemoryError) as error:
-            self._failed(error if isinstance(error, OnwardError) else SaveFailed(f"step {self._boundary}: {error}"))
-            return False
-        self._writer.submit(captured, lambda: self._work(incarnation, captured, context))
-        return True
-
-    def _work(self, incarnation: Incarnation, captured: Captured, context: SaveContext) -> SaveResult:
-        return save(incarnation, captured, context, self._config.save)
 
     def _collect(self, *, wait: bool) -> None:
-        outcome = self._writer.collect(wait=wait)
+        outcome = self._saver.collect(wait=wait)
         if isinstance(outcome, OnwardError):
             self._failed(outcome)
         elif outcome is not None:
-            self._parent, self._failures, self._unsaid = outcome.entry.sequence, 0, None
-            log.info("committed %s (%s)", outcome.entry.folder, outcome.seconds)
+            self._succeeded(outcome)
+
+    def _succeeded(self, result: SaveResult) -> None:
+        self._parent, self._failures, self._unsaid = result.entry.sequence, 0, None
+        log.info("committed %s (%s)", result.entry.folder, result.seconds)
 
     def _failed(self, error: OnwardError) -> None:
         """A failed save is loud, but ends training only when it keeps failing, or when the run is another's."""

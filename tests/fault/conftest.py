@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from onward.save.plan import plan
+
 from . import lives
 from .state import SMALL_FILES
 from .warm import Warm
@@ -19,7 +21,7 @@ Templates = Callable[..., Path]
 @pytest.fixture
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in this process several shard files are written, but only while these tests run."""
-    monkeypatch.setattr("onward.save.shards._SMALLEST_FILE", SMALL_FILES)
+    monkeypatch.setitem(plan.__kwdefaults__, "smallest", SMALL_FILES)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")

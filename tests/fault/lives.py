@@ -17,7 +17,7 @@ from onward.catalog import incarnation as incarnation_module
 from onward.catalog import stores
 from onward.catalog.stores import init_store
 from onward.errors import OnwardError, SaveFailed
-from onward.save import shards
+from onward.save.plan import plan
 from onward.save.pipeline import SaveSettings, save
 from onward.storage.syscalls import Syscalls
 from onward.testing.faults import CountingSyscalls, CrashAt, StopAt
@@ -87,7 +87,8 @@ def inits(tell: Tell, root: Path, calls: Make) -> None:
 def saves_thousands(tell: Tell, root: Path, descriptors: int, count: int) -> None:
     """Saves a state of very many tiny tensors with few file descriptors, and tells how it was done."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
-    shards._SMALLEST_FILE = DEFAULT_SMALLEST_FILE
+    assert plan.__kwdefaults__ is not None
+    plan.__kwdefaults__["smallest"] = DEFAULT_SMALLEST_FILE
     counting = CountingSyscalls()
     incarnation = start(posix(root, counting))
     began = time.monotonic()

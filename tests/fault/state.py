@@ -14,9 +14,9 @@ from math import prod
 import safetensors
 
 from onward.format.dtypes import itemsize, stored_dtype
-from onward.records import FORMAT, ComponentTag, Description, Layout, TensorLayout
-from onward.save import shards
-from onward.save.captured import Captured, SaveContext, StagedTensor
+from onward.records import FORMAT, ComponentTag, Description, Key, Layout, TensorLayout
+from onward.save.captured import Captured, SaveContext, staged
+from onward.save.plan import plan
 
 SHAPES: tuple[tuple[str, str, tuple[int, ...]], ...] = (
     ("wte", "float32", (40, 16)),
@@ -30,7 +30,8 @@ SHAPES: tuple[tuple[str, str, tuple[int, ...]], ...] = (
 )
 SMALL_FILES = 1024
 """Bytes after which the sweeps close a shard file, so that the small state fills several."""
-DEFAULT_SMALLEST_FILE = shards._SMALLEST_FILE
+assert plan.__kwdefaults__ is not None
+DEFAULT_SMALLEST_FILE: int = plan.__kwdefaults__["smallest"]
 
 Contents = Mapping[str, bytes]
 Bytes = bytes | bytearray | memoryview
@@ -38,7 +39,8 @@ Bytes = bytes | bytearray | memoryview
 
 def many_small_files() -> None:
     """Makes the plan of shards deal even the small state out to several files, so that several threads write."""
-    shards._SMALLEST_FILE = SMALL_FILES
+    assert plan.__kwdefaults__ is not None
+    plan.__kwdefaults__["smallest"] = SMALL_FILES
 
 
 def tensor_bytes(step: int, name: str, count: int) -> bytes:
@@ -66,24 +68,27 @@ def tiny_tensors(count: int) -> Captured:
 
 def handed_over(step: int, drawn: Iterable[tuple[str, str, tuple[int, ...], Bytes]]) -> Captured:
     """A captured state that holds these tensors: name, dtype, shape, bytes."""
-    memory = bytearray()
-    staged: list[StagedTensor] = []
+    data: dict[Key, Bytes] = {}
     tensors: list[TensorLayout] = []
-    for name, dtype, shape, data in drawn:
-        staged.append(StagedTensor(key=key(name), dtype=dtype, shape=shape, start=len(memory), nbytes=len(data)))
+    for name, dtype, shape, content in drawn:
+        data[key(name)] = content
         tensors.append(TensorLayout(key=key(name), dtype=dtype, shape=shape, stored=stored_dtype(dtype)))
-        memory += data
+    layout = Layout(format=FORMAT, meshes=(), tensors=tuple(sorted(tensors, key=lambda t: t.key)))
+    planned = plan(layout.tensors)
+    memory = bytearray(planned.arena_bytes)
+    for piece in (piece for file in planned.files for piece in file.pieces):
+        memory[piece.start : piece.start + piece.nbytes] = data[piece.key][piece.offset : piece.offset + piece.nbytes]
     tags = (
         ComponentTag(name="model", kind="model", scope="global", step=step),
         ComponentTag(name="rng", kind="rng", scope="rank", step=step),
     )
     return Captured(
         step=step,
-        layout=Layout(format=FORMAT, meshes=(), tensors=tuple(sorted(tensors, key=lambda t: t.key))),
+        layout=layout,
+        plan=planned,
         state={"model": {"step": step}, "rng": {"seed": step * 7}},
         tags=tags,
-        tensors=tuple(staged),
-        memory=memoryview(memory),
+        region=staged(memoryview(memory)),
         started="2026-01-01T00:00:00.000000Z",
         seconds=0.0,
     )

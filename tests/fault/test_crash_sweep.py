@@ -6,6 +6,7 @@ there are is compared with what strace counts.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -273,7 +274,8 @@ def strace_count(life: str, root: Path, log: Path) -> dict[str, int]:
     """The system calls with which a life touches its store to change it, as strace sees them."""
     command = ["strace", "-f", "-y", "-qq", "-s", "0", "-o", str(log), "-e", f"trace={TRACED}"]
     command += [sys.executable, "-c", SCRIPT, life, str(root)]
-    subprocess.run(command, check=True, env={"PYTHONPATH": str(TESTS), "PATH": "/usr/bin:/bin"}, capture_output=True)
+    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+    subprocess.run(command, check=True, env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin"}, capture_output=True)
     counts: dict[str, int] = {}
     for line in log.read_text(errors="replace").splitlines():
         found = re.match(r"\d+ +(\w+)\((.*)", line)
@@ -305,4 +307,4 @@ def test_the_sweep_sees_every_call_that_the_seam_names() -> None:
 
     assert set(SAVES) == set(MUTATING)
     public = {name for name in vars(Syscalls) if not name.startswith("_")}
-    assert public == {*MUTATING, "open_new", "before", "rename_noreplace", "close", "pread"} - {"open"}
+    assert public == {*MUTATING, "open_new", "before", "rename_noreplace", "close", "pread", "set_direct"} - {"open"}

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from onward.errors import StoreMissing
+from onward.save.plan import plan
 from onward.storage.base import Barrier
 from onward.storage.memory import MemoryStore
 from onward.testing.faults import Call
@@ -36,7 +37,7 @@ def live(life: Life) -> list[Operation]:
     """Lives it, on the boot before the cut."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("onward.catalog.lease.boot_id", lambda: "the boot before")
-        patch.setattr("onward.save.shards._SMALLEST_FILE", FEWER_FILES)
+        patch.setitem(plan.__kwdefaults__, "smallest", FEWER_FILES)  # type: ignore[arg-type]
         life.live()
     return life.log
 

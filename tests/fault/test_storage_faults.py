@@ -18,6 +18,7 @@ from onward.catalog.reader import open_checkpoint
 from onward.errors import SaveFailed
 from onward.restore.load import CheckpointSource
 from onward.save.pipeline import SaveSettings, save
+from onward.save.plan import plan
 from onward.state.tensors import as_bytes
 from onward.testing.faults import FailAt, FlipAfterClose, LateFolders, ShortReads, ShortWrites
 
@@ -67,9 +68,8 @@ def test_a_tensor_beyond_two_gibibytes_comes_back_to_its_last_byte(tmp_path: Pat
     root = make_store(tmp_path / "s")
     incarnation = start(posix(root))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onward.save.shards.LARGEST_FILE", 1 << 33)
-        patch.setattr("onward.save.shards._SMALLEST_FILE", 1 << 33)
-        patch.setattr("onward.save.shards.plan.__kwdefaults__", {"largest": 1 << 33})
+        for limit in ("smallest", "largest"):
+            patch.setitem(plan.__kwdefaults__, limit, 1 << 33)  # type: ignore[arg-type]
         state = handed_over(10, [("big", "uint8", (count,), memoryview(big).cast("B"))])
         save(incarnation, state, context(), SaveSettings())
     incarnation.end()

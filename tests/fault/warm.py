@@ -46,7 +46,8 @@ class Warm:
     """The other end: forks a child that calls a function of this package, and waits for it."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore"}
+        path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fault.warm"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )

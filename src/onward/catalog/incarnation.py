@@ -21,13 +21,23 @@ DEFAULT_LEASE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Incarnation:
-    """A process that has taken a run over and may write to it."""
+class Home:
+    """The run's first shared tier, and the right to append to its ledger: all that a save needs."""
 
     store: Store
-    places: RunPlaces
     tier: str
     ledger: Ledger
+
+    @property
+    def places(self) -> RunPlaces:
+        """Where the run's files are."""
+        return self.ledger.places
+
+
+@dataclass(frozen=True)
+class Incarnation(Home):
+    """A process that has taken a run over and may write to it."""
+
     view: LedgerView
     lease: Lease
     recovered: tuple[AttemptOutcome, ...]
@@ -89,7 +99,6 @@ def begin(
         raise
     return Incarnation(
         store=home,
-        places=places,
         tier=record.tier,
         ledger=ledger,
         view=view,

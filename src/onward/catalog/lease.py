@@ -24,6 +24,7 @@ from onward.records import FORMAT, LeaseRecord
 from onward.storage.base import NotFound, Store
 
 _BEATS_PER_LEASE = 5
+_ORPHAN = 60.0
 _LONGEST_WAIT = 600.0  # a garbled lease must not hold the run off for ever
 
 
@@ -58,23 +59,37 @@ def owner_state(lease: LeaseRecord) -> Literal["alive", "dead", "unknown"]:
     return "alive" if started is not None and started == lease.pid_started else "dead"
 
 
+def writer_lives(lease: LeaseRecord) -> bool:
+    """Whether the owner's writer process is at work on this machine; it may outlive the owner."""
+    here = lease.host == host() and lease.boot == boot_id()
+    return here and lease.writer_pid > 0 and process_start(lease.writer_pid) == lease.writer_started
+
+
 class Lease:
     """A held lease, whose counter a thread advances until ``release``."""
 
     def __init__(self, store: Store, places: RunPlaces, record: LeaseRecord) -> None:
         self._store, self._places, self._record = store, places, record
         self._stop = threading.Event()
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._beat, name="onward-lease", daemon=True)
         self._thread.start()
 
     def _beat(self) -> None:
         while not self._stop.wait(self._record.lease_seconds / _BEATS_PER_LEASE):
-            self._record = msgspec.structs.replace(self._record, counter=self._record.counter + 1)
             # A store that is away for a moment must not end training; the ledger guards what matters.
-            with suppress(StorageError):
+            with self._lock, suppress(StorageError):
+                self._record = msgspec.structs.replace(self._record, counter=self._record.counter + 1)
                 current = read_lease(self._store, self._places)
                 if current is not None and current.token != self._record.token:
                     return  # taken over: the new owner's lease is not to be written over
+                self._store.replace(self._places.lease, encode(self._record))
+
+    def name_writer(self, pid: int, started: str) -> None:
+        """Says which process writes for this incarnation: it may outlive the owner, and is then waited for."""
+        with self._lock:
+            self._record = msgspec.structs.replace(self._record, writer_pid=pid, writer_started=started)
+            with suppress(StorageError):
                 self._store.replace(self._places.lease, encode(self._record))
 
     def release(self) -> None:
@@ -124,6 +139,7 @@ def acquire(
     held = read_lease(store, places)
     if held is not None:
         _require_dead(store, places, held, say=say, sleep=sleep, clock=clock)
+        await_orphan(held, say=say, sleep=sleep, clock=clock)
         say(f"taking over the lease of {held.host}, pid {held.pid} (since {held.since}): its owner is dead")
     pid = os.getpid()
     record = LeaseRecord(
@@ -140,6 +156,18 @@ def acquire(
     )
     store.replace(places.lease, encode(record))
     return Lease(store, places, record)
+
+
+def await_orphan(
+    held: LeaseRecord, *, say: Callable[[str], None], sleep: Callable[[float], None], clock: Callable[[], float]
+) -> None:
+    """Waits a while for a dead owner's writer, which may be about to commit; after that it is fenced off."""
+    since, told = clock(), False
+    while writer_lives(held) and clock() - since < min(held.lease_seconds, _ORPHAN):
+        if not told:
+            say(f"the last job is dead, but its writer process {held.writer_pid} is finishing a save; waiting for it")
+            told = True
+        sleep(0.02)
 
 
 def _require_dead(

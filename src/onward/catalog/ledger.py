@@ -165,6 +165,11 @@ class Ledger:
             self.store.sync_folder(self.places.ledger, barrier)
             return decode_entry(data, self.places.entry(number))
 
+    def entry(self, number: int) -> LedgerEntry:
+        """An entry as it stands in the store."""
+        path = self.places.entry(number)
+        return decode_entry(self.store.read(path, limit=ENTRY_LIMIT), path)
+
     def settle(self) -> None:
         """Finds out how an append ended whose answer was lost.
 
@@ -205,6 +210,29 @@ class Ledger:
             self._superseded = True
             raise Superseded(f"{self.places.run}: ledger number {number} belongs to a newer incarnation")
         self.last, self._digest = number, sha256(data)
+
+
+def reattach(store: Store, places: RunPlaces, *, epoch: int, incarnation: str) -> Ledger:
+    """The appending side of an incarnation's ledger in another process, as far as that incarnation has come.
+
+    Two processes must never append for one incarnation at a time: the first one has ended, or only watches.
+
+    Raises:
+        Superseded: The fence is not there any more as this incarnation's.
+    """
+    store.sync_folder(places.ledger, Barrier.LEDGER_BELIEVED)
+    data = store.read(places.entry(epoch), limit=ENTRY_LIMIT)
+    fence = decode_entry(data, places.entry(epoch))
+    if not isinstance(fence, OpenEntry) or fence.incarnation != incarnation:
+        raise Superseded(f"{places.run}: entry {epoch} is not the fence of this incarnation")
+    ledger = Ledger(store, places, fence, sha256(data))
+    with suppress(NotFound):
+        while True:
+            data = store.read(places.entry(ledger.next), limit=ENTRY_LIMIT)
+            if decode_entry(data, places.entry(ledger.next)).incarnation != incarnation:
+                break  # a newer one's: the next append finds it and says so
+            ledger.last, ledger._digest = ledger.next, sha256(data)
+    return ledger
 
 
 def create_entry(store: Store, places: RunPlaces, number: int, data: bytes) -> bool:

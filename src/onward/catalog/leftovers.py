@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from onward.catalog.lease import owner_state, read_lease
+from onward.catalog.lease import owner_state, read_lease, writer_lives
 from onward.catalog.ledger import LedgerView
 from onward.errors import OnwardError
 from onward.format.codec import LIMITS, decode
@@ -63,7 +63,9 @@ class RecoveryPlan:
 def find_owner(store: Store, places: RunPlaces) -> Owner:
     """The lease, and whether its owner lives as far as this machine can see without waiting."""
     lease = read_lease(store, places)
-    return Owner("nobody") if lease is None else Owner(owner_state(lease), lease)
+    if lease is None:
+        return Owner("nobody")
+    return Owner("alive" if writer_lives(lease) else owner_state(lease), lease)
 
 
 def find_attempts(store: Store, places: RunPlaces, view: LedgerView, owner: Owner) -> list[AttemptFolder]:

@@ -91,7 +91,9 @@ def open_home(url: str | Store) -> tuple[Store, StoreRecord]:
     record = read_store_record(store)
     if isinstance(store, PosixStore):
         store.mode = record.mode
-        publish = record.probe.get("publish") if isinstance(record.probe, dict) else None
+        found = record.probe if isinstance(record.probe, dict) else {}
+        publish = found.get("publish")
+        store.direct_io = found.get("direct_io") is True
         if publish in ("link", "rename"):
             store.publish = cast(Literal["link", "rename"], publish)
     return store, record

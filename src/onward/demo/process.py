@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -109,21 +110,29 @@ class Trainer:
         return next((line for line in self.lines() if line.get("event") == "resume"), None)
 
     def freeze(self) -> bool:
-        """Stops the whole group where it stands and waits until it does; False if it ended before."""
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        """Stops trainer, workers and writer where they stand and waits for the trainer; False if it ended before."""
+        self._signal(signal.SIGSTOP)
         # The answer is left in place (WNOWAIT): the exit code belongs to whoever asks for it later.
         state = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         return state is not None and state.si_code == os.CLD_STOPPED
 
     def thaw(self) -> None:
-        """Lets a frozen group go on."""
-        os.killpg(self._process.pid, signal.SIGCONT)
+        """Lets what was frozen go on."""
+        self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, as when a node dies; works on a frozen group too."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        """SIGKILL to all of it, the writer process too, as when a node dies; works on what is frozen too."""
+        self._signal(signal.SIGKILL)
         self._process.wait()
         self.ended = time.time()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the trainer's group, and to that of its writer: alone, the writer would finish the save."""
+        writer = (self.resumed() or {}).get("writer")
+        for group in (self._process.pid, writer):
+            if isinstance(group, int):
+                with suppress(ProcessLookupError):
+                    os.killpg(group, number)
 
     def life(self) -> Life:
         """What it did, now that it has ended."""

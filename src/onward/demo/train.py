@@ -193,7 +193,9 @@ def make_checkpointer(options: Options, training: Training, corpus: Corpus) -> o
     }
     triggers = onward.TriggerSettings(every_steps=options.every)
     return onward.Checkpointer(
-        onward.Config(store=options.store or "", run=options.run, triggers=triggers),
+        onward.Config(
+            store=options.store or "", run=options.run, triggers=triggers, save=onward.SaveSettings(overlap=True)
+        ),
         model=training.model,
         optimizer=training.optimizer,
         scheduler=training.scheduler,
@@ -215,6 +217,7 @@ def resume(ckpt: onward.Checkpointer, log: Log) -> int:
     start = ckpt.resume()
     log.write(
         event="resume",
+        writer=ckpt.writer_pid,
         next_step=start.next_step,
         checkpoint=start.checkpoint.folder if start.checkpoint else None,
         rejected=[

@@ -57,3 +57,27 @@ def require_memory(wanted: int, available: int | None, limit_from: str) -> None:
             f"{limit_from} leaves {human(available)}",
             next_step="give the job more memory, or free some before the save",
         )
+
+
+SMALLEST_WINDOW = 16 * 1024 * 1024
+LARGEST_WINDOW = 256 * 1024 * 1024
+
+
+def window_bytes(available: int | None, limit_from: str) -> int:
+    """How many bytes may be copied at a time when there is no room for a full copy.
+
+    Args:
+        available: Bytes that can be had; None when the machine does not say.
+        limit_from: Which limit that is, for the message.
+
+    Raises:
+        NoCapacity: Not even the smallest window fits.
+    """
+    if available is None:
+        return LARGEST_WINDOW
+    if available < 2 * SMALLEST_WINDOW:
+        raise NoCapacity(
+            f"saving needs a window of at least {human(SMALLEST_WINDOW)}; {limit_from} leaves {human(available)}",
+            next_step="give the job more memory, or free some before the save",
+        )
+    return max(SMALLEST_WINDOW, min(LARGEST_WINDOW, available // 4))

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from onward.records import ComponentTag, Description, JsonTree, Key, Layout
-
-
-@dataclass(frozen=True)
-class StagedTensor:
-    """One tensor's bytes in staging memory, C order, from ``start`` on."""
-
-    key: Key
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    nbytes: int
+from onward.records import ComponentTag, Description, JsonTree, Layout
+from onward.save.plan import Plan, PlannedFile
 
 
 @dataclass(frozen=True)
@@ -26,20 +16,22 @@ class Captured:
     Attributes:
         step: Completed global optimizer steps.
         layout: All tensors of the global state.
+        plan: Where each part of each stored tensor lies in staging memory, and in which file it belongs.
         state: Component name → typed tree.
         tags: One per component; all of one step.
-        tensors: Where each stored tensor lies in ``memory``.
-        memory: The staging buffer; belongs to the writer until the save has ended.
+        region: The tensor bytes of a planned file; good until the save has ended.
         started: When the capture began, ISO 8601.
         seconds: How long training stood still for it.
+        epoch: The data epoch, if known.
+        data_position: The data position, if known.
     """
 
     step: int
     layout: Layout
+    plan: Plan
     state: dict[str, JsonTree]
     tags: tuple[ComponentTag, ...]
-    tensors: tuple[StagedTensor, ...]
-    memory: memoryview
+    region: Callable[[PlannedFile], memoryview]
     started: str
     seconds: float
     epoch: int | None = None
@@ -48,7 +40,12 @@ class Captured:
     @property
     def tensor_bytes(self) -> int:
         """Bytes of all stored tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors)
+        return self.plan.tensor_bytes
+
+
+def staged(memory: memoryview) -> Callable[[PlannedFile], memoryview]:
+    """The tensor bytes of files that lie in staging memory as their plan says."""
+    return lambda file: memory[file.start : file.start + file.nbytes]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from onward.catalog.attempts import record_outcome
-from onward.catalog.incarnation import Incarnation
+from onward.catalog.incarnation import Home
 from onward.catalog.ledger import Ledger
 from onward.catalog.quarantine import damage, record_verification
 from onward.catalog.reader import Place
@@ -25,7 +25,8 @@ from onward.policy.capacity import require_space
 from onward.records import CheckpointEntry, CheckpointInfo, Intent, VerifyReport
 from onward.save.captured import Captured, SaveContext
 from onward.save.commit import Attempt, append_commit, begin_attempt, seal
-from onward.save.shards import DEFAULT_THREADS, write_rank
+from onward.save.plan import DEFAULT_THREADS
+from onward.save.shards import write_rank
 from onward.storage.base import Store, remove_tree
 from onward.upkeep.verify import verify
 
@@ -43,17 +44,27 @@ class SaveSettings:
         verify_after_save: ``full`` reads every byte back from the medium after the commit; ``sizes`` checks sizes,
                 headers and the small files.
         if_busy: What to do when a save is due and the one before is still being written: ``wait`` or ``skip``.
+        writer: ``process`` (it finishes a save even if the trainer dies) or ``thread`` of the trainer. A store that
+            cannot be opened by its URL elsewhere is always written by a thread.
+        overlap: Copy the optimizer's parameters and moments during the next forward and backward pass, instead of
+            at the step boundary. Refused where something else than ``optimizer.step`` changes them.
+        deadline_seconds: After how long a save that has not ended counts as stuck.
         tolerate_failures: How many saves in a row may fail with no more than a warning; the next one raises.
     """
 
     threads: int = DEFAULT_THREADS
     verify_after_save: VerifyAfterSave = "full"
     if_busy: Literal["wait", "skip"] = "wait"
+    writer: Literal["process", "thread"] = "process"
+    overlap: bool = False
+    deadline_seconds: float = 1800.0
     tolerate_failures: int = 2
 
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise ConfigurationError(f"save.threads is {self.threads}; at least one thread must write")
+        if not self.deadline_seconds > 0:
+            raise ConfigurationError(f"save.deadline_seconds is {self.deadline_seconds}; it must be positive")
         if self.tolerate_failures < 0:
             raise ConfigurationError(f"save.tolerate_failures is {self.tolerate_failures}; it counts saves")
 
@@ -73,7 +84,7 @@ class SaveResult:
     report: VerifyReport | None = None
 
 
-def save(incarnation: Incarnation, captured: Captured, context: SaveContext, settings: SaveSettings) -> SaveResult:
+def save(home: Home, captured: Captured, context: SaveContext, settings: SaveSettings) -> SaveResult:
     """Writes, commits and reads back one checkpoint of a single rank.
 
     Raises:
@@ -81,9 +92,9 @@ def save(incarnation: Incarnation, captured: Captured, context: SaveContext, set
         Superseded: A newer incarnation has begun; nothing was deleted, this one must stop.
         NoCapacity: The tier has not the room; nothing was written.
     """
-    store, ledger = incarnation.store, incarnation.ledger
+    store, ledger = home.store, home.ledger
     distinct_paths([f"{ASSETS}/{name}" for name in context.assets])
-    require_space(captured.tensor_bytes, store.free_bytes(), f"the tier {incarnation.tier} ({store.url})")
+    require_space(captured.tensor_bytes, store.free_bytes(), f"the tier {home.tier} ({store.url})")
     with ledger.lock:
         started = time.perf_counter()
         seconds: dict[str, float] = {"capture": captured.seconds}
@@ -125,18 +136,18 @@ def save(incarnation: Incarnation, captured: Captured, context: SaveContext, set
                 _give_up(ledger, attempt, reason)
             raise SaveFailed(f"the save of step {captured.step} failed: {reason}") from error
     started = time.perf_counter()
-    report = read_back(incarnation, entry, settings)
+    report = read_back(home, entry, settings)
     seconds["verify"] = time.perf_counter() - started
     return SaveResult(entry=entry, seconds=seconds, report=report)
 
 
-def read_back(incarnation: Incarnation, entry: CheckpointEntry, settings: SaveSettings) -> VerifyReport:
+def read_back(home: Home, entry: CheckpointEntry, settings: SaveSettings) -> VerifyReport:
     """Reads a fresh checkpoint back from the medium, and leaves the receipt that it earned.
 
     Raises:
         SaveFailed: The bytes that came back are not those that were written; the checkpoint is quarantined.
     """
-    store, places, tier = incarnation.store, incarnation.ledger.places, incarnation.tier
+    store, places, tier = home.store, home.places, home.tier
     report = verify(
         Place(store=store, root=places.checkpoint(entry.folder), tier=tier, name=entry.folder),
         _fresh(entry, tier),

@@ -5,20 +5,18 @@ write cannot bless itself.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import xxhash
 
 from onward.format import codec
 from onward.format.digests import sha256, xxh3
 from onward.format.dtypes import itemsize, stored_dtype, stored_shape
-from onward.format.names import INDEX, RECORD, STATE, rank_folder, shard_name
+from onward.format.names import INDEX, RECORD, STATE, rank_folder
 from onward.format.shardfile import ShardEntry, build_header, entry_name
 from onward.records import (
     CHUNK_BYTES,
     FORMAT,
-    Box,
     Index,
     IndexFile,
     Piece,
@@ -26,58 +24,14 @@ from onward.records import (
     StateFile,
     StoredFile,
 )
-from onward.save.captured import Captured, SaveContext, StagedTensor
+from onward.save.captured import Captured, SaveContext
+from onward.save.plan import PlannedFile
 from onward.storage.base import Barrier, Sink, Store
 from onward.storage.parallel import each
-from onward.topology.boxes import byte_offset, nbytes, split, whole
+from onward.topology.boxes import nbytes, split
 
 BLOCK = 4 * 1024 * 1024
 """Both digests and the write take a block while it is in the cache."""
-DEFAULT_THREADS = 4
-_FILES_PER_THREAD = 2
-_SMALLEST_FILE = 16 * 1024 * 1024
-LARGEST_FILE = 1024 * 1024 * 1024
-
-
-@dataclass(frozen=True)
-class PlannedPiece:
-    """A box of a tensor, and where its bytes lie in staging memory."""
-
-    tensor: StagedTensor
-    box: Box
-    start: int
-    nbytes: int
-
-
-def plan(tensors: Iterable[StagedTensor], *, threads: int, largest: int = LARGEST_FILE) -> list[list[PlannedPiece]]:
-    """Deals the tensors out to shard files of bounded and similar size, large tensors cut into boxes.
-
-    Args:
-        tensors: What is to be stored.
-        threads: How many files are written at once; there are about twice as many.
-        largest: Bytes after which a file is closed.
-
-    Returns:
-        The pieces of each file; at least one file, even without tensors. Tensors of wide items come first in a file,
-        so that every one begins at a multiple of its item size.
-    """
-    tensors = list(tensors)
-    total = sum(tensor.nbytes for tensor in tensors)
-    target = min(max(-(-total // (threads * _FILES_PER_THREAD)), _SMALLEST_FILE), largest)
-    files: list[list[PlannedPiece]] = [[]]
-    filled = 0
-    for tensor in sorted(tensors, key=lambda t: -itemsize(t.dtype)):
-        size = itemsize(tensor.dtype)
-        boxes = list(split(whole(tensor.shape), size, target)) or [whole(tensor.shape)]
-        for box in boxes:
-            count = nbytes(box.shape, size)
-            if files[-1] and filled + count > target:
-                files.append([])
-                filled = 0
-            offset = byte_offset(box, tensor.shape, size) or 0
-            files[-1].append(PlannedPiece(tensor=tensor, box=box, start=tensor.start + offset, nbytes=count))
-            filled += count
-    return files
 
 
 def write_rank(
@@ -93,14 +47,12 @@ def write_rank(
     """
     place = f"{folder}/{rank_folder(context.rank)}"
     store.make_folder(place, exist_ok=True)
-    planned = plan(captured.tensors, threads=threads)
     metadata = {"onward": str(FORMAT), "run": run, "step": str(captured.step), "rank": str(context.rank)}
 
-    def write(numbered: tuple[int, list[PlannedPiece]]) -> tuple[StoredFile, IndexFile]:
-        number, pieces = numbered
-        return _write_shard(store, place, shard_name(number), pieces, captured.memory, metadata)
+    def write(file: PlannedFile) -> tuple[StoredFile, IndexFile]:
+        return _write_shard(store, place, file, captured.region(file), metadata)
 
-    written = each(write, enumerate(planned), threads=threads, name="onward-shard")
+    written = each(write, captured.plan.files, threads=threads, name="onward-shard")
     files = [file for file, _ in written]
     index = Index(format=FORMAT, rank=context.rank, chunk_bytes=CHUNK_BYTES, files=tuple(entry for _, entry in written))
     state = StateFile(format=FORMAT, rank=context.rank, components=captured.state)
@@ -139,61 +91,77 @@ def write_file(store: Store, path: str, data: bytes) -> None:
 
 
 def _write_shard(
-    store: Store, place: str, name: str, pieces: list[PlannedPiece], memory: memoryview, metadata: dict[str, str]
+    store: Store, place: str, file: PlannedFile, data: memoryview, metadata: dict[str, str]
 ) -> tuple[StoredFile, IndexFile]:
-    entries: list[ShardEntry] = []
-    begin = 0
-    for piece in pieces:
-        is_whole = piece.box.shape == piece.tensor.shape
-        entries.append(
+    header = build_header(
+        [
             ShardEntry(
-                name=entry_name(piece.tensor.key, piece.box.offset, is_whole),
-                dtype=stored_dtype(piece.tensor.dtype),
-                shape=stored_shape(piece.tensor.dtype, piece.box.shape),
-                begin=begin,
-                end=begin + piece.nbytes,
+                name=entry_name(piece.key, piece.box.offset, piece.box.shape == piece.shape),
+                dtype=stored_dtype(piece.dtype),
+                shape=stored_shape(piece.dtype, piece.box.shape),
+                begin=piece.begin,
+                end=piece.begin + piece.nbytes,
             )
-        )
-        begin += piece.nbytes
-    header = build_header(entries, metadata)
+            for piece in file.pieces
+        ],
+        metadata,
+    )
     digest = hashlib.sha256(header)
-    sink = store.open_new(f"{place}/{name}")
+    sink = store.open_new(f"{place}/{file.name}", direct=True)
     try:
         sink.write(header)
-        indexed: list[Piece] = []
-        for piece, entry in zip(pieces, entries, strict=True):
-            view = memory[piece.start : piece.start + piece.nbytes]
-            indexed.append(
-                Piece(
-                    tensor=piece.tensor.key,
-                    offset=piece.box.offset,
-                    shape=piece.box.shape,
-                    start=len(header) + entry.begin,
-                    nbytes=piece.nbytes,
-                    digests=_write_piece(sink, view, piece, digest),
-                )
-            )
+        chunks = _write_blocks(sink, data, file, digest)
         size = sink.finish(Barrier.SHARD)
     except BaseException:
         sink.abandon()
         raise
-    stored = StoredFile(path=name, size=size, sha256=digest.hexdigest())
-    index = IndexFile(path=name, size=size, header_bytes=len(header), header_xxh3=xxh3(header), pieces=tuple(indexed))
+    pieces = tuple(
+        Piece(
+            tensor=piece.key,
+            offset=piece.box.offset,
+            shape=piece.box.shape,
+            start=len(header) + piece.begin,
+            nbytes=piece.nbytes,
+            digests=tuple(digests),
+        )
+        for piece, digests in zip(file.pieces, chunks, strict=True)
+    )
+    stored = StoredFile(path=file.name, size=size, sha256=digest.hexdigest())
+    index = IndexFile(path=file.name, size=size, header_bytes=len(header), header_xxh3=xxh3(header), pieces=pieces)
     return stored, index
 
 
-def _write_piece(sink: Sink, view: memoryview, piece: PlannedPiece, digest: hashlib._Hash) -> tuple[str, ...]:
-    digests: list[str] = []
-    size = itemsize(piece.tensor.dtype)
-    start = 0
-    for box in split(piece.box, size, CHUNK_BYTES):
-        end = start + nbytes(box.shape, size)
-        chunk = xxhash.xxh3_128()
-        for at in range(start, end, BLOCK):
-            block = view[at : min(at + BLOCK, end)]
-            digest.update(block)
-            chunk.update(block)
-            sink.write(block)
-        digests.append(chunk.hexdigest())
-        start = end
-    return tuple(digests)
+def _write_blocks(sink: Sink, data: memoryview, file: PlannedFile, digest: hashlib._Hash) -> list[list[str]]:
+    """Writes the tensor bytes block by block; each block is hashed for the file and for its chunks before it goes.
+
+    Returns:
+        The digests of the chunks of each piece.
+    """
+    digests: list[list[str]] = [[] for _ in file.pieces]
+    chunks = _chunks(file)
+    number, begin, end = next(chunks, (-1, 0, 0))
+    partial = xxhash.xxh3_128()
+    for start in range(0, len(data), BLOCK):
+        stop = min(start + BLOCK, len(data))
+        digest.update(data[start:stop])
+        while number >= 0 and begin < stop:
+            until = min(end, stop)
+            partial.update(data[max(begin, start) : until])
+            if until < end:
+                break  # the chunk goes on in the next block
+            digests[number].append(partial.hexdigest())
+            partial = xxhash.xxh3_128()
+            number, begin, end = next(chunks, (-1, 0, 0))
+        sink.write(data[start:stop])
+    return digests
+
+
+def _chunks(file: PlannedFile) -> Iterator[tuple[int, int, int]]:
+    """Every chunk of a file in byte order: its piece's number, its first byte and the one after its last."""
+    for number, piece in enumerate(file.pieces):
+        size = itemsize(piece.dtype)
+        begin = piece.begin
+        for box in split(piece.box, size, CHUNK_BYTES):
+            end = begin + nbytes(box.shape, size)
+            yield number, begin, end
+            begin = end

@@ -55,7 +55,7 @@ class OptimizerComponent:
 
     def __init__(self, name: str, optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> None:
         self.name = name
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._named = named_parameters
 
     def state(self) -> dict[str, object]:
@@ -70,7 +70,7 @@ class OptimizerComponent:
         shapes = {name: tuple(parameter.shape) for parameter, name in names.items()}
         groups: list[Group] = [
             {**hyper(group), "params": [names[parameter] for parameter in group["params"]]}
-            for group in self._optimizer.param_groups
+            for group in self.optimizer.param_groups
         ]
         if problems := half_states(groups, values, shapes):
             raise IncompleteState(
@@ -78,7 +78,7 @@ class OptimizerComponent:
                 next_step="mend or remove the state of the named parameters (`del optimizer.state[parameter]`)",
             )
         return {
-            "class": _class_name(self._optimizer),
+            "class": _class_name(self.optimizer),
             "groups": groups,
             "state": values,
             # Absence is written down, so that a state lost on the way is not taken for one that never was.
@@ -90,7 +90,7 @@ class OptimizerComponent:
 
     def counters(self) -> dict[str, int | float]:
         """``steps``: the highest step count of any parameter or group, where the optimizer counts."""
-        holders: Iterable[Any] = [*self._optimizer.state.values(), *self._optimizer.param_groups]
+        holders: Iterable[Any] = [*self.optimizer.state.values(), *self.optimizer.param_groups]
         steps = [holder["step"] for holder in holders if isinstance(holder, Mapping) and "step" in holder]
         counted = [step.item() if isinstance(step, Tensor) else step for step in steps]
         numbers = [step for step in counted if isinstance(step, int | float)]
@@ -102,7 +102,7 @@ class OptimizerComponent:
         if isinstance(tree, str):
             return [f"{self.name}: {tree}"]
         problems = []
-        if tree.class_name != (live := _class_name(self._optimizer)):
+        if tree.class_name != (live := _class_name(self.optimizer)):
             problems.append(f"saved from {tree.class_name}, the live optimizer is {live}")
         live_names, known = self._names(), self._by_name()
         saved_names = [name for group in tree.groups for name in group["params"]]
@@ -123,7 +123,7 @@ class OptimizerComponent:
         problems += half_states(tree.groups, tree.state, tree.shapes)
         problems += self._pairs(tree)[1]
         in_order = [id(known.get(name)) for name in saved_names] == [id(parameter) for parameter in live_names]
-        if isinstance(self._optimizer, LBFGS) and not in_order:
+        if isinstance(self.optimizer, LBFGS) and not in_order:
             problems.append("LBFGS keeps one flat vector over all parameters, and their order has changed")
         return [f"{self.name}: {problem}" for problem in problems]
 
@@ -138,7 +138,7 @@ class OptimizerComponent:
         tree = parse(saved)
         assert isinstance(tree, SavedOptimizer)
         pairs, _ = self._pairs(tree)
-        if _overrides(self._optimizer, "load_state_dict"):
+        if _overrides(self.optimizer, "load_state_dict"):
             self._load_own_way(tree, pairs)
         else:
             self._load_directly(tree, pairs)
@@ -151,7 +151,7 @@ class OptimizerComponent:
         tree = parse(saved)
         if isinstance(tree, str):
             raise IncompatibleState(f"{self.name}: {tree}")
-        indexes = {id(group): index for index, group in enumerate(self._optimizer.param_groups)}
+        indexes = {id(group): index for index, group in enumerate(self.optimizer.param_groups)}
         found: list[Difference] = []
         for live, source in self._pairs(tree)[0]:
             for field, ours, theirs in differing(hyper(live), hyper(source)):
@@ -167,7 +167,7 @@ class OptimizerComponent:
         for canonical, parameter in self._named.items():
             known.setdefault(parameter, canonical)  # a tied parameter goes by its first name
         names: dict[Tensor, str] = {}
-        for index, group in enumerate(self._optimizer.param_groups):
+        for index, group in enumerate(self.optimizer.param_groups):
             own = group.get("param_names", ())
             for position, parameter in enumerate(group["params"]):
                 name = known.get(parameter, own[position] if position < len(own) else None)
@@ -190,13 +190,13 @@ class OptimizerComponent:
 
     def _read(self, names: Mapping[Tensor, str]) -> tuple[dict[str, dict[Any, Any]], dict[Any, Any], dict[str, Any]]:
         """State by name, entries that belong to no parameter, and what a class adds in its own ``state_dict``."""
-        entries: dict[Any, Any] = dict(self._optimizer.state)  # a copy: reading a defaultdict by key would add to it
+        entries: dict[Any, Any] = dict(self.optimizer.state)  # a copy: reading a defaultdict by key would add to it
         own: dict[str, Any] = {}
-        if _overrides(self._optimizer, "state_dict"):
-            saved = self._optimizer.state_dict()
+        if _overrides(self.optimizer, "state_dict"):
+            saved = self.optimizer.state_dict()
             if not {"state", "param_groups"} <= saved.keys():
                 raise UnsupportedState(
-                    f"{self.name}: {_class_name(self._optimizer)} saves itself without 'state' and 'param_groups'",
+                    f"{self.name}: {_class_name(self.optimizer)} saves itself without 'state' and 'param_groups'",
                     next_step="register it as a component of your own, which keeps its state_dict as it is",
                 )
             own = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
@@ -225,13 +225,13 @@ class OptimizerComponent:
     # --- applying ------------------------------------------------------------------------------------------------
 
     def _pairs(self, tree: SavedOptimizer) -> tuple[list[tuple[Group, Group]], list[str]]:
-        return matched(self._optimizer.param_groups, tree.groups, self._by_name())
+        return matched(self.optimizer.param_groups, tree.groups, self._by_name())
 
     def _load_directly(self, tree: SavedOptimizer, pairs: list[tuple[Group, Group]]) -> None:
         for group, source in pairs:
             for field, value in hyper(source).items():
                 group[field] = _settled(group.get(field), value)
-        state: dict[Any, Any] = self._optimizer.state
+        state: dict[Any, Any] = self.optimizer.state
         state.clear()
         state.update(tree.extra)
         state.update(self._placed(tree, pairs))
@@ -245,16 +245,16 @@ class OptimizerComponent:
             groups.append({**hyper(source), **names, "params": [numbers[p] for p in group["params"]]})
         placed_state = self._placed(tree, pairs)
         state = {**{numbers[p]: values for p, values in placed_state.items()}, **tree.extra}
-        before = list(self._optimizer.param_groups)
-        self._optimizer.load_state_dict({**tree.own, "state": state, "param_groups": groups})
-        after = self._optimizer.param_groups
+        before = list(self.optimizer.param_groups)
+        self.optimizer.load_state_dict({**tree.own, "state": state, "param_groups": groups})
+        after = self.optimizer.param_groups
         for index, (group, replacement) in enumerate(zip(before, after, strict=True)):
             if group is not replacement:  # torch's own makes new ones, and who held a group would look at the old one
                 group.clear()
                 group.update(replacement)
                 after[index] = group
         for parameter, values in placed_state.items():
-            live = self._optimizer.state.get(parameter, {})
+            live = self.optimizer.state.get(parameter, {})
             for key, value in values.items():
                 # An override that hands on to torch's own gets float32 moments cast to the parameter's bfloat16.
                 if isinstance(value, Tensor) and isinstance(live.get(key), Tensor) and live[key].dtype != value.dtype:

@@ -103,12 +103,13 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
     return _flat(tensor).numpy().data
 
 
-def copy_into(tensor: torch.Tensor, dest: memoryview | torch.Tensor) -> None:
+def copy_into(tensor: torch.Tensor, dest: memoryview | torch.Tensor, *, non_blocking: bool = False) -> None:
     """Copies the items of ``tensor``, in C order, bit for bit into ``dest``.
 
     Args:
         tensor: Any supported tensor, of any strides, on any device.
         dest: Writable contiguous host memory of exactly ``nbytes(tensor)`` bytes, of any alignment.
+        non_blocking: Return before a copy from an accelerator is over; its stream says when it is.
     """
     view = as_bytes(dest) if isinstance(dest, torch.Tensor) else dest
     if view.nbytes != nbytes(tensor) or view.readonly:
@@ -116,7 +117,7 @@ def copy_into(tensor: torch.Tensor, dest: memoryview | torch.Tensor) -> None:
         raise ValueError(f"{nbytes(tensor)} bytes of tensor cannot be copied into {view.nbytes} {kind} bytes")
     if view.nbytes:
         target = torch.from_numpy(np.frombuffer(view, dtype=np.uint8))
-        _copy_bits(tensor, _over(target.untyped_storage(), tensor.dtype, tuple(tensor.shape)))
+        _copy_bits(tensor, _over(target.untyped_storage(), tensor.dtype, tuple(tensor.shape)), non_blocking)
 
 
 def write_bytes(tensor: torch.Tensor, source: torch.Tensor) -> None:
@@ -272,8 +273,8 @@ def _blank(dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device="cpu").view(dtype).data  # see ``empty``
 
 
-def _copy_bits(source: torch.Tensor, target: torch.Tensor) -> None:
+def _copy_bits(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> None:
     if source.is_contiguous() and target.is_contiguous() and not source.is_conj() and not source.is_neg():
-        _flat(target).copy_(_flat(source))  # one run of bytes
+        _flat(target).copy_(_flat(source), non_blocking)  # one run of bytes
     else:
-        _bits(target).copy_(_bits(source))
+        _bits(target).copy_(_bits(source), non_blocking)

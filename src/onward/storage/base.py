@@ -123,8 +123,11 @@ class Store(Protocol):
         """Puts a file in place of another in one act, without barriers. Only for what no promise rests on."""
         ...
 
-    def open_new(self, path: str) -> Sink:
-        """Opens a file that must not exist yet, for writing."""
+    def open_new(self, path: str, *, direct: bool = False) -> Sink:
+        """Opens a file that must not exist yet, for writing.
+
+        ``direct`` asks for writes past the page cache; for large files, where the store can do it.
+        """
         ...
 
     def make_folder(self, path: str, *, exist_ok: bool = False) -> None:

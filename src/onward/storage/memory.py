@@ -61,7 +61,7 @@ class MemoryStore:
             self._parent(path)
             self.files[path] = bytes(data)
 
-    def open_new(self, path: str) -> MemorySink:
+    def open_new(self, path: str, *, direct: bool = False) -> MemorySink:
         with self._lock:
             self._claim(path)
             self.files[path] = b""

@@ -6,7 +6,9 @@ nowhere. Nothing is ever written in ``TMPDIR``: a temporary file lies beside its
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import mmap
 import os
 import secrets
 import stat
@@ -26,6 +28,8 @@ FOLDER_MODES = {mode: folder for mode, (_, folder) in _MODES.items()}
 _WRITE_BLOCK = 4 * 1024 * 1024  # hashing and writing alternate on blocks that fit the cache
 _MKDIR_TRIES = 5
 TEMP_SUFFIX = ".tmp"
+DIRECT_ALIGN = 4096  # the largest logical block in use; a multiple of all smaller ones
+_BOUNCE_LIMIT = 1024 * 1024  # headers: small, whole pages, but in memory of any alignment
 
 
 def _umask() -> int:
@@ -47,6 +51,7 @@ class PosixStore:
         mode: Who may read: ``private`` (0600, 0700), ``group`` (0640, 2750) or ``umask``.
         publish: How a finished file gets its name without replacing another: by hard link, or by
             ``renameat2(RENAME_NOREPLACE)`` where the probe found that links do not work.
+        direct_io: Write large files past the page cache, where the probe found that it works.
         calls: The seam for tests.
     """
 
@@ -58,12 +63,14 @@ class PosixStore:
         *,
         mode: Mode = "private",
         publish: Literal["link", "rename"] = "link",
+        direct_io: bool = False,
         calls: Syscalls | None = None,
     ) -> None:
         self.root = Path(os.path.abspath(root))
         self.url = f"file://{self.root}"
         self.mode = mode
         self.publish = publish
+        self.direct_io = direct_io
         self.calls = calls or Syscalls()
 
     def local_path(self, path: str) -> Path:
@@ -140,7 +147,7 @@ class PosixStore:
                 self.remove(temp)
             raise
 
-    def open_new(self, path: str) -> PosixSink:
+    def open_new(self, path: str, *, direct: bool = False) -> PosixSink:
         with self._folder_of(path) as (folder, name), self._errors("create", path):
             wanted, _ = _MODES[self.mode]
             fd = self.calls.open_new(name, wanted, folder, path)
@@ -151,7 +158,7 @@ class PosixStore:
         except StorageError:
             os.close(fd)
             raise
-        return PosixSink(self, fd, path)
+        return PosixSink(self, fd, path, direct=direct and self.direct_io and self.calls.set_direct(fd, True))
 
     def make_folder(self, path: str, *, exist_ok: bool = False) -> None:
         _, wanted = _MODES[self.mode]
@@ -288,20 +295,42 @@ class PosixStore:
 
 
 class PosixSink:
-    """A new file of a ``PosixStore`` being written."""
+    """A new file of a ``PosixStore`` being written.
 
-    def __init__(self, store: PosixStore, fd: int, path: str) -> None:
-        self._store, self._fd, self._path = store, fd, path
+    In direct mode every write goes from the caller's memory to the device. What the device cannot take (memory or
+    a length that is not a multiple of ``DIRECT_ALIGN``, as at the end of a file) is written through the page cache;
+    ``finish`` makes both durable.
+    """
+
+    def __init__(self, store: PosixStore, fd: int, path: str, *, direct: bool = False) -> None:
+        self._store, self._fd, self._path, self._direct = store, fd, path, direct
         self._size = 0
 
     def write(self, data: Bytes) -> None:
         view = memoryview(data).cast("B")
         while view:
+            part = view[:_WRITE_BLOCK]
+            if self._direct:
+                part = self._aligned(part)
             with self._store._errors("write", self._path):
                 # One call writes at most 2147479552 bytes, and may write fewer at any time.
-                count = self._store.calls.write(self._fd, view[:_WRITE_BLOCK], self._path)
+                count = self._store.calls.write(self._fd, part, self._path)
             self._size += count
             view = view[count:]
+
+    def _aligned(self, part: memoryview) -> memoryview:
+        """The leading bytes that may be written directly; leaves direct mode when there are none."""
+        fits = len(part) - len(part) % DIRECT_ALIGN
+        if fits and self._size % DIRECT_ALIGN == 0:
+            if _address(part) % DIRECT_ALIGN == 0:
+                return part[:fits]
+            if len(part) == fits and fits <= _BOUNCE_LIMIT:
+                bounce = memoryview(mmap.mmap(-1, fits))
+                bounce[:] = part
+                return bounce
+        self._direct = False
+        self._store.calls.set_direct(self._fd, False)
+        return part
 
     def finish(self, barrier: Barrier) -> int:
         with self._store._errors("fsync", self._path):
@@ -322,6 +351,12 @@ class PosixSink:
     def abandon(self) -> None:
         with suppress(StorageError):
             self.close()
+
+
+def _address(view: memoryview) -> int:
+    if view.readonly:
+        return 1  # of no use for a direct write: ctypes cannot tell where it lies
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def _open_part(name: str, flags: int, parent: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 
 _RENAME_NOREPLACE = 1
@@ -25,6 +26,15 @@ class Syscalls:
         self.before("open", path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(name, flags, mode, dir_fd=dir_fd)
+
+    def set_direct(self, fd: int, on: bool) -> bool:
+        """Switches O_DIRECT for an open file; False where the filesystem does not have it."""
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
+        except OSError:
+            return False
+        return True
 
     def write(self, fd: int, data: bytes | bytearray | memoryview, path: str) -> int:
         self.before("write", path)

@@ -34,7 +34,7 @@ class ReadOnlyStore:
     def replace(self, path: str, data: bytes) -> None:
         self._refuse(path)
 
-    def open_new(self, path: str) -> Sink:
+    def open_new(self, path: str, *, direct: bool = False) -> Sink:
         self._refuse(path)
 
     def make_folder(self, path: str, *, exist_ok: bool = False) -> None:
