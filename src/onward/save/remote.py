@@ -28,7 +28,7 @@ from onward.storage.base import remove_tree
 
 log = logging.getLogger("onward")
 
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from onward.save.worker import main; main(*map(int, sys.argv[2:]))"
+_START = "import sys; sys.path[:0] = [sys.argv[1]]; from onward.save.worker import main; main(*map(int, sys.argv[2:]))"
 _START_SECONDS = 60.0
 _END_SECONDS = 5.0
 _DYING_SECONDS = 2.0

@@ -1,4 +1,4 @@
-"""Recovery: what is left of older attempts is rolled back, what belongs to others is left alone, deletes are finished."""
+"""Recovery: what older attempts left is rolled back, what belongs to others is left alone, deletes are finished."""
 
 from __future__ import annotations
 
