@@ -233,6 +233,7 @@ def test_another_kind_of_loader_or_number_of_stateful_workers_is_refused(url: st
     refused(onward.errors.ConfigurationError, "ResumableLoader", url, run="plain", data=plain)
 
 
+@pytest.mark.xfail(strict=True, reason="the position of torchdata's loader is not compared")
 def test_in_the_middle_of_a_step_a_stateful_loader_is_noticed_too(url: str) -> None:
     """A batch of torchdata's loader was drawn and not yet trained on: saving now would lose it."""
     loader = StatefulDataLoader(range(20), 2)

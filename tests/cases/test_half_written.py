@@ -184,7 +184,6 @@ def test_a_checkpoint_copied_elsewhere_is_adoptable_and_never_deleted(url: str, 
 # --- further cases of the kind ---------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="a failed save takes the copied folder for its own, and removes it")
 def test_a_copied_folder_whose_name_a_save_comes_to_is_not_deleted(url: str, tmp_path: Path) -> None:
     """A folder copied in by hand may bear the very name that a later save of this run would take."""
     commit(url, 10)

@@ -31,7 +31,7 @@ from .harness import PLACES, delete_step, save_step, start
 
 T = TypeVar("T")
 Leave = Callable[[Call], bool]
-_PROBED = Probe(True, "link", True, False, True, 0.0, None, ())
+_PROBED = Probe(True, "link", True, True, True, 0.0, None, ())  # direct I/O wherever the filesystem has it
 
 
 class WithoutSome(Wrapper):

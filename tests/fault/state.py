@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import random
 from collections.abc import Callable, Iterable, Mapping
 from math import prod
@@ -19,7 +20,7 @@ from onward.save.captured import Captured, SaveContext, staged
 from onward.save.plan import plan
 
 SHAPES: tuple[tuple[str, str, tuple[int, ...]], ...] = (
-    ("wte", "float32", (40, 16)),
+    ("wte", "float32", (128, 64)),
     ("ln", "bfloat16", (16,)),
     ("scale", "float32", ()),
     ("empty", "float16", (0, 4)),
@@ -28,7 +29,7 @@ SHAPES: tuple[tuple[str, str, tuple[int, ...]], ...] = (
     ("phase", "complex64", (5,)),
     ("head", "float32", (16, 40)),
 )
-SMALL_FILES = 1024
+SMALL_FILES = 4096
 """Bytes after which the sweeps close a shard file, so that the small state fills several."""
 assert plan.__kwdefaults__ is not None
 DEFAULT_SMALLEST_FILE: int = plan.__kwdefaults__["smallest"]
@@ -75,7 +76,8 @@ def handed_over(step: int, drawn: Iterable[tuple[str, str, tuple[int, ...], Byte
         tensors.append(TensorLayout(key=key(name), dtype=dtype, shape=shape, stored=stored_dtype(dtype)))
     layout = Layout(format=FORMAT, meshes=(), tensors=tuple(sorted(tensors, key=lambda t: t.key)))
     planned = plan(layout.tensors)
-    memory = bytearray(planned.arena_bytes)
+    # Whole pages, as real staging memory is: only from such can be written past the page cache.
+    memory = memoryview(mmap.mmap(-1, max(planned.arena_bytes, 1)))
     for piece in (piece for file in planned.files for piece in file.pieces):
         memory[piece.start : piece.start + piece.nbytes] = data[piece.key][piece.offset : piece.offset + piece.nbytes]
     tags = (
@@ -88,7 +90,7 @@ def handed_over(step: int, drawn: Iterable[tuple[str, str, tuple[int, ...], Byte
         plan=planned,
         state={"model": {"step": step}, "rng": {"seed": step * 7}},
         tags=tags,
-        region=staged(memoryview(memory)),
+        region=staged(memory),
         started="2026-01-01T00:00:00.000000Z",
         seconds=0.0,
     )

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from onward.catalog.stamp import host, now, token
-from onward.errors import Damaged, FormatError, StorageError, Superseded
+from onward.errors import Damaged, FormatError, OnwardError, StorageError, Superseded, UnknownFormat
 from onward.format.codec import ENTRY_LIMIT, decode_entry, encode_sealed
 from onward.format.digests import sha256
 from onward.format.names import RunPlaces, parse_entry
@@ -170,6 +170,12 @@ class Ledger:
         path = self.places.entry(number)
         return decode_entry(self.store.read(path, limit=ENTRY_LIMIT), path)
 
+    def overtaken(self) -> bool:
+        """Whether a newer incarnation has begun, as far as the store says so now."""
+        with suppress(OnwardError):
+            return self.entry(self.next).incarnation != self.incarnation
+        return False
+
     def settle(self) -> None:
         """Finds out how an append ended whose answer was lost.
 
@@ -269,7 +275,8 @@ def _is_there(store: Store, places: RunPlaces, number: int, data: bytes) -> bool
     found = store.read(path, limit=ENTRY_LIMIT)
     if found == data:
         return True
-    decode_entry(found, path)  # a whole entry of somebody else's; altered bytes are no sign of another job
+    with suppress(UnknownFormat):  # a newer program's is whole too
+        decode_entry(found, path)  # a whole entry of somebody else's; altered bytes are no sign of another job
     return False
 
 

@@ -132,6 +132,11 @@ def save(home: Home, captured: Captured, context: SaveContext, settings: SaveSet
             raise
         except Exception as error:  # whatever it was: an attempt is never left without its story
             reason = error.message if isinstance(error, OnwardError) else f"{type(error).__name__}: {error}"
+            if ledger.overtaken():
+                # The newer one rolled this attempt back: to go on training would be for nothing.
+                if attempt is not None:
+                    _tell(ledger, attempt, "superseded", reason)
+                raise Superseded(f"step {captured.step}: a newer incarnation has taken over ({reason})") from error
             if attempt is not None:
                 _give_up(ledger, attempt, reason)
             raise SaveFailed(f"the save of step {captured.step} failed: {reason}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -13,20 +14,24 @@ from contextlib import suppress
 from pathlib import Path
 
 import onward
+from onward.catalog.attempts import record_outcome
 from onward.catalog.incarnation import Home
 from onward.catalog.lease import process_start
-from onward.catalog.ledger import reattach
-from onward.errors import OnwardError, SaveFailed
+from onward.catalog.ledger import Ledger, reattach
+from onward.errors import OnwardError, SaveFailed, Superseded
+from onward.format.names import parse_writing_folder
 from onward.records import CheckpointEntry
 from onward.save.captured import Captured, SaveContext
 from onward.save.pipeline import SaveResult, SaveSettings
-from onward.save.wire import Done, Failed, Memory, Ready, Reply, Save, Setup, receive, send
+from onward.save.wire import NOT_A_MESSAGE, Done, Failed, Memory, Reply, Save, Setup, receive, send
+from onward.storage.base import remove_tree
 
 log = logging.getLogger("onward")
 
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from onward.save.worker import main; main(int(sys.argv[2]))"
+_START = "import sys; sys.path[:0] = [sys.argv[1]]; from onward.save.worker import main; main(*map(int, sys.argv[2:]))"
 _START_SECONDS = 60.0
 _END_SECONDS = 5.0
+_DYING_SECONDS = 2.0
 
 
 class WriterProcess:
@@ -52,6 +57,7 @@ class WriterProcess:
         self._ready = False
         self._mapped = -1
         self._seen = home.ledger.last  # entries up to here are known
+        self._wanted = False
         self._lock = threading.RLock()
         self.restarts = 0
 
@@ -61,12 +67,18 @@ class WriterProcess:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Starts the process without waiting until it is ready."""
+        """Starts the process without waiting until it is ready.
+
+        Raises:
+            OSError: The machine gives no process or descriptor.
+        """
         with self._lock:
+            self._wanted = True
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             with theirs:
+                place, number = str(Path(onward.__file__).parents[1]), str(theirs.fileno())
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _START, str(Path(onward.__file__).parents[1]), str(theirs.fileno())],
+                    [sys.executable, "-P", "-c", _START, place, number, str(os.getpid())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C and a terminal's hang-up are for the trainer
@@ -91,11 +103,14 @@ class WriterProcess:
         if not self._lock.acquire(blocking=False):
             return None  # a save is in flight; whoever waits for it notices
         try:
-            if self._process is None or self._process.poll() is None:
+            if not self._wanted or (self._process is not None and self._process.poll() is None):
                 return None
-            how = _how(self._process.returncode)
-            self._restart()
-            return how
+            how = _how(self._process.returncode) if self._process is not None else "could not be started"
+            try:
+                self._restart()
+            except OSError as error:  # out of processes or descriptors: training goes on, the next look tries again
+                return f"{how}, and could not be started again ({error})"
+            return f"{how}; it was started again"
         finally:
             self._lock.release()
 
@@ -108,7 +123,7 @@ class WriterProcess:
         """
         with self._lock:
             try:
-                sock = self._connected()
+                sock = self._connected(captured.step)
                 generation, fd, size = self._memory()
                 if generation != self._mapped:
                     send(sock, Memory(size=size), (fd,))
@@ -117,21 +132,24 @@ class WriterProcess:
                 sock.settimeout(self._settings.deadline_seconds)
                 reply, _ = receive(sock, Reply)
             except TimeoutError:
-                return self._after_death(captured, f"did not answer for {self._settings.deadline_seconds} s")
+                return self._after_death(captured, f"did not answer for {self._settings.deadline_seconds:.0f} s")
             except (EOFError, OSError):
                 return self._after_death(captured, None)
+            except NOT_A_MESSAGE:
+                return self._after_death(captured, "answered with what is no message")
             if isinstance(reply, Failed):
                 raise reply.error()
-            assert isinstance(reply, Done)
+            if not isinstance(reply, Done):
+                return self._after_death(captured, "answered with what was not asked")
             self._seen = reply.entry.sequence
             return SaveResult(entry=reply.entry, seconds=reply.seconds, report=reply.report)
 
     def close(self) -> None:
         """Lets the process end; it finishes what it has."""
         with self._lock:
-            if self._socket is not None:
-                self._socket.close()
-            process, self._process, self._socket = self._process, None, None
+            self._wanted = False
+            self._hang_up()
+            process, self._process = self._process, None
             if process is not None:
                 try:
                     process.wait(timeout=_END_SECONDS)
@@ -139,14 +157,14 @@ class WriterProcess:
                     log.warning("the writer process %d has not ended yet; it goes on by itself", process.pid)
 
     def end(self) -> None:
-        """Ends the process for good, so that this process may append; the next save starts another."""
+        """Ends the process for good, so that this process may append; the next save by process starts another."""
         with self._lock:
-            if self._process is not None:
-                self._end_for_good()
+            self._wanted = False
+            self._end_for_good()
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    def _connected(self) -> socket.socket:
+    def _connected(self, step: int) -> socket.socket:
         if self._process is None or self._process.poll() is not None:
             self._restart()
         assert self._socket is not None
@@ -154,31 +172,59 @@ class WriterProcess:
             self._socket.settimeout(_START_SECONDS)
             reply, _ = receive(self._socket, Reply)
             if isinstance(reply, Failed):
-                raise reply.error()
-            assert isinstance(reply, Ready)
+                error = reply.error()
+                # A store that is away for a moment is no reason to end training; being overtaken is.
+                if isinstance(error, Superseded):
+                    raise error
+                raise SaveFailed(
+                    f"the save of step {step} failed: the writer process could not set up: {error.message}",
+                    next_step=error.next_step,
+                )
             self._ready = True
         return self._socket
 
     def _restart(self) -> None:
         if self._process is not None:
-            self._end_for_good()
             self.restarts += 1
+        self._end_for_good()
         self.start()
+
+    def _hang_up(self) -> None:
+        """Ends the connection, not only this end of it: forked loader workers hold copies of the descriptor."""
+        held, self._socket = self._socket, None
+        if held is not None:
+            with suppress(OSError):
+                held.shutdown(socket.SHUT_RDWR)
+            held.close()
 
     def _end_for_good(self) -> None:
         """Two processes must never append for one incarnation: the old one is dead before a new one starts."""
-        assert self._process is not None
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)  # works on a stopped process too
-        self._process.wait()
-        if self._socket is not None:
-            self._socket.close()
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGKILL)  # works on a stopped process too
+            process.wait()
+        self._hang_up()
 
     def _after_death(self, captured: Captured, stuck: str | None) -> SaveResult:
-        assert self._process is not None
+        process = self._process
+        how = stuck or "could not be started"
+        if process is not None and stuck is None:
+            # The socket closes a little before the process has ended: how it ended by itself is worth waiting for.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_DYING_SECONDS)
+            how = _how(process.returncode)
         self._end_for_good()
-        how = stuck or _how(self._process.returncode)
-        entry = self._committed(captured)
+        ledger = reattach(
+            self._home.store,
+            self._home.places,
+            epoch=self._home.ledger.epoch,
+            incarnation=self._home.ledger.incarnation,
+        )
+        entry = self._committed(ledger, captured.step)
+        if entry is None:
+            with suppress(OnwardError):
+                clear_up(ledger, f"the writer process {how}")
         with suppress(OnwardError, OSError):
             self._restart()
         if entry is not None:
@@ -186,23 +232,39 @@ class WriterProcess:
             return SaveResult(entry=entry)
         raise SaveFailed(
             f"the save of step {captured.step} failed: the writer process {how}",
-            next_step="it was started again; the next trigger saves (look for the kernel's OOM killer in the log)",
+            next_step="it is started again, and the next trigger saves (the kernel's log tells of its OOM killer)",
         )
 
-    def _committed(self, captured: Captured) -> CheckpointEntry | None:
+    def _committed(self, ledger: Ledger, step: int) -> CheckpointEntry | None:
         """What the dead writer had committed, if it came so far; asked of the ledger, not of the writer."""
-        ledger = reattach(
-            self._home.store,
-            self._home.places,
-            epoch=self._home.ledger.epoch,
-            incarnation=self._home.ledger.incarnation,
-        )
         found: CheckpointEntry | None = None
         for number in range(self._seen + 1, ledger.last + 1):
             entry = ledger.entry(number)
-            if isinstance(entry, CheckpointEntry) and entry.step == captured.step:
+            if isinstance(entry, CheckpointEntry) and entry.step == step:
                 found = entry
+        self._seen = ledger.last
         return found
+
+
+def clear_up(ledger: Ledger, reason: str) -> None:
+    """Tells the story of what a dead writer of this incarnation left, and removes it.
+
+    Only what bears this incarnation's next number: nobody else can commit there, and its writer is dead.
+    """
+    store, places, number = ledger.store, ledger.places, ledger.next
+    for item in store.list(places.checkpoints):
+        writing = parse_writing_folder(item.name)
+        if writing is not None and writing.sequence == number:
+            record_outcome(
+                store,
+                places,
+                attempt=writing.attempt,
+                sequence=number,
+                step=writing.step,
+                outcome="failed",
+                reason=reason,
+            )
+            remove_tree(store, places.checkpoint(item.name))
 
 
 def _how(code: int | None) -> str:

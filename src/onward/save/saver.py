@@ -73,7 +73,10 @@ class Saver:
                 memory=lambda: (arena.generation, arena.fd, arena.capacity),
                 on_start=incarnation.lease.name_writer,
             )
-            self._writer.start()
+            try:
+                self._writer.start()
+            except OSError as error:
+                log.error("the writer process could not be started (%s); it is tried again", error)
         if self._settings.overlap:
             self._hooks = before_step(self._components, self.settle)
 
@@ -117,7 +120,7 @@ class Saver:
     def look_after(self) -> None:
         """Starts the writer process again if it died while idle."""
         if self._writer is not None and (how := self._writer.look_after()) is not None:
-            log.error("the writer process %s while no save was in flight; it was started again", how)
+            log.error("the writer process %s (no save was in flight)", how)
 
     def close(self) -> None:
         """Lets the writer end and gives the memory back."""

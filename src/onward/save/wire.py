@@ -21,7 +21,10 @@ from onward.save.plan import plan
 
 T = TypeVar("T")
 _LENGTH = 8
+_LARGEST = 1 << 36
 _FDS = 4
+NOT_A_MESSAGE = (msgspec.MsgspecError, MemoryError, OverflowError, RecursionError)
+"""What ``receive`` raises for bytes that are no message: the stream is out of step and must be given up."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -193,7 +196,10 @@ def receive(sock: socket.socket, kind: Any) -> tuple[Any, list[int]]:
             if not part:
                 raise EOFError("the other side is gone")
             head += part
-        body = _exactly(sock, int.from_bytes(head, "big"))
+        size = int.from_bytes(head, "big")
+        if size > _LARGEST:
+            raise OverflowError(f"a message of {size} bytes")
+        body = _exactly(sock, size)
         return msgspec.msgpack.decode(body, type=kind), fds
     except BaseException:
         for fd in fds:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import signal
 import socket
 import sys
@@ -22,11 +23,17 @@ from onward.save.pipeline import SaveSettings, save
 from onward.save.wire import Done, Failed, Memory, Ready, Reply, Request, Save, Setup, receive, send
 
 _NICENESS = 10
+_LOOK_SECONDS = 0.5
 _OOM_SCORE = "500"  # when memory runs out it is this process that goes, not the trainer
 
 
-def main(fd: int) -> None:
-    """Serves one trainer until it is gone. ``fd`` is the inherited end of the socket."""
+def main(fd: int, trainer: int) -> None:
+    """Serves one trainer until it is gone.
+
+    Args:
+        fd: The inherited end of the socket.
+        trainer: The trainer's process id.
+    """
     with socket.socket(fileno=fd) as sock:
         _step_back()
         with suppress(EOFError, BrokenPipeError, ConnectionError):
@@ -38,15 +45,19 @@ def main(fd: int) -> None:
                 send(sock, Failed.of(error))
                 return
             send(sock, Ready())
-            _serve(sock, setup, home)
+            _serve(sock, setup, home, trainer)
 
 
-def _serve(sock: socket.socket, setup: Setup, home: Home) -> None:
+def _serve(sock: socket.socket, setup: Setup, home: Home, trainer: int) -> None:
     settings = SaveSettings(
         threads=setup.threads, verify_after_save="full" if setup.verify_after_save == "full" else "sizes"
     )
     memory = memoryview(b"")
     while True:
+        # The socket alone does not tell that the trainer is gone: its forked loader workers hold copies of its end.
+        while not select.select([sock], [], [], _LOOK_SECONDS)[0]:
+            if os.getppid() != trainer:
+                return
         message, fds = receive(sock, Request)
         if isinstance(message, Memory):
             memory = memoryview(mmap.mmap(fds[0], message.size, prot=mmap.PROT_READ | mmap.PROT_WRITE))
@@ -81,4 +92,4 @@ def _step_back() -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

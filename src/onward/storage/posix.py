@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 from onward.errors import Damaged, StorageError
 from onward.storage.base import AlreadyExists, Barrier, Bytes, Capabilities, Entry, NotFound
@@ -67,7 +68,7 @@ class PosixStore:
         calls: Syscalls | None = None,
     ) -> None:
         self.root = Path(os.path.abspath(root))
-        self.url = f"file://{self.root}"
+        self.url = f"file://{quote(os.fsencode(self.root))}"
         self.mode = mode
         self.publish = publish
         self.direct_io = direct_io

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from onward.errors import ConfigurationError
 from onward.storage.base import Store
@@ -27,7 +28,7 @@ def open_store(url: str, *, mode: Mode = "private", publish: Literal["link", "re
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise ConfigurationError(f"{url!r} names the host {parts.netloc!r}", next_step="write file:///path")
-        return PosixStore(unquote(parts.path), mode=mode, publish=publish)
+        return PosixStore(os.fsdecode(unquote_to_bytes(parts.path)), mode=mode, publish=publish)
     if parts.scheme == "memory":
         return _memory.setdefault(parts.netloc, MemoryStore(parts.netloc))
     raise ConfigurationError(

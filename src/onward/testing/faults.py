@@ -68,6 +68,9 @@ class Wrapper(Syscalls):
     def open_new(self, name: str, mode: int, dir_fd: int, path: str) -> int:
         return self.around(Call("open", path), lambda: self.inner.open_new(name, mode, dir_fd, path))
 
+    def set_direct(self, fd: int, on: bool) -> bool:
+        return self.inner.set_direct(fd, on)
+
     def write(self, fd: int, data: Bytes, path: str) -> int:
         call = Call("write", path, data=memoryview(data).cast("B"))
         return self.around(call, lambda: self.inner.write(fd, data, path))
@@ -274,6 +277,9 @@ class ShortWrites(Wrapper):
     def __init__(self, limit: int, inner: Syscalls | None = None) -> None:
         super().__init__(inner)
         self.limit = limit
+
+    def set_direct(self, fd: int, on: bool) -> bool:
+        return not on and super().set_direct(fd, on)  # past the page cache go whole blocks only, of any limit
 
     def write(self, fd: int, data: Bytes, path: str) -> int:
         return super().write(fd, memoryview(data).cast("B")[: self.limit], path)
