@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import onward
 from onward.catalog.attempts import record_outcome
 from onward.catalog.incarnation import Home
 from onward.catalog.lease import process_start
@@ -76,7 +75,7 @@ class WriterProcess:
             self._wanted = True
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             with theirs:
-                place, number = str(Path(onward.__file__).parents[1]), str(theirs.fileno())
+                place, number = str(Path(__file__).parents[2]), str(theirs.fileno())
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-c", _START, place, number, str(os.getpid())],
                     pass_fds=[theirs.fileno()],
