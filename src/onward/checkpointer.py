@@ -106,6 +106,7 @@ class Checkpointer:
         self._training_started = now()
         self._failures = 0
         self._unsaid: OnwardError | None = None
+        self._closed = False
 
     # --- the way back -------------------------------------------------------------------------------------------
 
@@ -191,6 +192,7 @@ class Checkpointer:
             Superseded: A newer incarnation runs; this one must end.
             UsageError: The step was told before.
         """
+        self._taken_over()
         boundary = step + 1
         if boundary <= self._boundary and not (boundary == self._boundary == 0):
             raise UsageError(
@@ -218,6 +220,7 @@ class Checkpointer:
         Raises:
             MidStep: Data was drawn since the last boundary; use ``request_save`` there.
         """
+        self._taken_over()
         if step is not None and step < self._boundary:
             raise UsageError(f"{self._boundary} steps are complete; a checkpoint of step {step} cannot be made now")
         if (step is None or step == self._boundary) and self._position != self._data_position():
@@ -231,6 +234,7 @@ class Checkpointer:
 
     def request_save(self, reason: str = "requested") -> None:
         """Asks for a save at the next step boundary; safe in hooks and signal handlers."""
+        self._taken_over()
         self._requested = reason
 
     def wait(self) -> None:
@@ -248,6 +252,7 @@ class Checkpointer:
             self._saver.close()
             if self._incarnation is not None:
                 self._incarnation.end()
+            self._closed = True
 
     def __enter__(self) -> Self:
         return self
@@ -328,6 +333,8 @@ class Checkpointer:
         warnings.warn(f"{error}\n  training goes on; {left} more failures are tolerated", stacklevel=4)
 
     def _taken_over(self) -> Incarnation:
+        if self._closed:
+            raise UsageError(f"the run {self.run!r} was closed", next_step="make a new Checkpointer and resume it")
         if self._incarnation is None:
             raise UsageError(
                 "nothing can be saved or listed before resume() has taken the run over",

@@ -27,17 +27,20 @@ def running(
     *,
     run: str = "r",
     every: int | None = None,
-    save: onward.SaveSettings | None = None,
+    save: Mapping[str, Any] | None = None,
     resume: onward.ResumeSettings | None = None,
     how: Mapping[str, Any] | None = None,
     **components: Any,
 ) -> Iterator[tuple[onward.Checkpointer, onward.Start]]:
-    """A run that was resumed, and is closed at the end; ``how`` goes to ``Checkpointer.resume``."""
+    """A run that was resumed, and is closed at the end; ``how`` goes to ``Checkpointer.resume``.
+
+    A thread writes unless ``save`` says otherwise: a process of its own for each of hundreds of runs takes minutes.
+    """
     config = onward.Config(
         store=store if isinstance(store, str) else store.url,
         run=run,
         triggers=onward.TriggerSettings(every_steps=every),
-        save=save or onward.SaveSettings(),
+        save=onward.SaveSettings(**{"writer": "thread", **(save or {})}),
         resume=resume or onward.ResumeSettings(),
     )
     ckpt = onward.Checkpointer(config, store=None if isinstance(store, str) else store, **components)

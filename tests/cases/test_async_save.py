@@ -1,4 +1,4 @@
-"""Saving beside training: what is saved is the state of the call, and no failure is lost. The writer is a thread."""
+"""Saving beside training: what is saved is the state of the call, and no failure is lost."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ import onward
 
 from .shared import commit, faulty, in_process, load, numbers, root, running, same
 
+WRITERS = ["thread", "process"]
+
 
 def _slow(url: str, seconds: float = 0.02) -> Any:
     return faulty(url, lambda call, path: time.sleep(seconds) if call == "fsync" else None)
 
 
-def test_a_tensor_filled_right_after_the_call_is_saved_as_it_was(url: str) -> None:
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_tensor_filled_right_after_the_call_is_saved_as_it_was(url: str, writer: str) -> None:
     """T40."""
     box = {"x": torch.ones(5_000_000)}
-    with running(_slow(url), state=box) as (ckpt, _):
+    with running(_slow(url) if writer == "thread" else url, save={"writer": writer}, state=box) as (ckpt, _):
         ckpt.save(1)
         box["x"].fill_(2)
     fresh = {"x": torch.zeros(5_000_000)}
@@ -63,11 +66,12 @@ def _count_up(state: dict[str, Any], step: int) -> None:
     state["large array"].fill(step)
 
 
-def test_every_saved_step_is_of_one_moment_everywhere(url: str) -> None:
+@pytest.mark.parametrize("writer", WRITERS)
+def test_every_saved_step_is_of_one_moment_everywhere(url: str, writer: str) -> None:
     """T41, with six rounds."""
     state = _lots(0)
-    settings = onward.SaveSettings(verify_after_save="sizes")
-    with running(_slow(url, 0.005), every=1, save=settings, state=state) as (ckpt, _):
+    settings = {"verify_after_save": "sizes", "writer": writer}
+    with running(_slow(url, 0.005) if writer == "thread" else url, every=1, save=settings, state=state) as (ckpt, _):
         for step in range(6):
             _count_up(state, step + 1)
             ckpt.step(step)
@@ -105,7 +109,7 @@ def test_failures_in_a_row_are_tolerated_counted_and_then_raised(url: str) -> No
     """T47."""
     broken = {"now": True}
     box = numbers(0)
-    settings = onward.SaveSettings(tolerate_failures=2)
+    settings = {"tolerate_failures": 2}
 
     def step(number: int) -> None:
         box["x"].fill_(number + 1)
@@ -186,10 +190,10 @@ def test_what_was_restored_shares_no_memory_with_anything(url: str) -> None:
 # --- further cases of the kind ---------------------------------------------------------------------------------
 
 
-def _leave(url: str, how: str) -> None:
+def _leave(url: str, how: str, writer: str) -> None:
     ckpt = onward.Checkpointer(
         onward.Config(store=url, run="r", triggers=onward.TriggerSettings(every_steps=1)),
-        store=_slow(url, 0.05),
+        store=_slow(url, 0.05) if writer == "thread" else None,
         state=numbers(1),
     )
     ckpt.resume()
@@ -200,21 +204,25 @@ def _leave(url: str, how: str) -> None:
         raise SystemExit(3)
 
 
+@pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize(("how", "code"), [("end", 0), ("exception", 1), ("exit", 3)])
-def test_a_save_in_flight_is_finished_when_the_program_ends_without_close(url: str, how: str, code: int) -> None:
+def test_a_save_in_flight_is_finished_when_the_program_ends_without_close(
+    url: str, how: str, code: int, writer: str
+) -> None:
     """People forget ``close``, and programs end by exceptions."""
-    assert in_process(_leave, url, how) == code
+    assert in_process(_leave, url, how, writer) == code
     assert load(url)[1] == 1
 
 
-def test_staging_memory_does_not_grow_from_save_to_save(url: str) -> None:
+@pytest.mark.parametrize("writer", WRITERS)
+def test_staging_memory_does_not_grow_from_save_to_save(url: str, writer: str) -> None:
     """Forty saves of 20 MB: the buffer is taken once, and nothing is kept of the states that were written."""
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     box = {"x": torch.ones(5_000_000)}
-    settings = onward.SaveSettings(verify_after_save="sizes")
+    settings = {"verify_after_save": "sizes", "writer": writer}
     with running(url, save=settings, state=box) as (ckpt, _):
         for step in range(1, 4):
             ckpt.save(step, wait=True)

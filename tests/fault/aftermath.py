@@ -55,5 +55,3 @@ def broken_after_cut(tree: Tree, promise: Promised, *, thorough: bool) -> list[B
         except Broken as problem:
             broken.append(problem)
     return broken
-
-

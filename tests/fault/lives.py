@@ -17,8 +17,8 @@ from onward.catalog import incarnation as incarnation_module
 from onward.catalog import stores
 from onward.catalog.stores import init_store
 from onward.errors import OnwardError, SaveFailed
-from onward.save.plan import plan
 from onward.save.pipeline import SaveSettings, save
+from onward.save.plan import plan
 from onward.storage.syscalls import Syscalls
 from onward.testing.faults import CountingSyscalls, CrashAt, StopAt
 

@@ -6,10 +6,6 @@ there are is compared with what strace counts.
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,11 +16,11 @@ from onward.catalog.attempts import read_outcomes
 from onward.catalog.listing import read_catalog
 from onward.catalog.stores import init_store
 from onward.errors import ConfigurationError
-from onward.storage.syscalls import Syscalls
-from onward.testing.faults import Call, CountingSyscalls, CrashAt
+from onward.testing.faults import Call, CrashAt
 
 from . import lives
 from .conftest import Templates
+from .counting import calls_of
 from .harness import (
     PLACES,
     Seen,
@@ -39,17 +35,9 @@ from .harness import (
     temporary,
 )
 from .loading import check_loads
-from .warm import TESTS, Warm
+from .warm import Warm
 
 CRASHED = 77
-SAVES = ("open", "write", "fchmod", "fsync", "mkdir", "link", "rename", "unlink", "rmdir")
-
-
-def calls_of(life: str, root: Path) -> list[Call]:
-    """The mutating calls of a life that ends well."""
-    counting = CountingSyscalls()
-    lives.LIVES[life](lambda _: None, root, lambda: counting)
-    return counting.log
 
 
 def is_commit(call: Call) -> bool:
@@ -253,58 +241,3 @@ def test_a_crash_while_a_store_is_created_leaves_a_store_or_a_place_for_one(
         n += every
     assert stores or every > 1
     print(f"\ninit: {n // every} crash points")
-
-
-# --- as many points as there are system calls -----------------------------------------------------------------------
-
-TRACED = (
-    "openat,open,creat,mkdirat,mkdir,write,pwrite64,writev,pwritev,pwritev2,fsync,fdatasync,sync_file_range,linkat,link,"
-    "symlinkat,symlink,renameat,renameat2,rename,unlinkat,unlink,rmdir,fchmod,fchmodat,chmod,ftruncate,truncate,fallocate,"
-    "copy_file_range,sendfile,utimensat,fsetxattr"
-)
-SCRIPT = """
-import pathlib, sys
-from fault import lives, state
-state.many_small_files()
-lives.LIVES[sys.argv[1]](print, pathlib.Path(sys.argv[2]), lives.Syscalls)
-"""
-
-
-def strace_count(life: str, root: Path, log: Path) -> dict[str, int]:
-    """The system calls with which a life touches its store to change it, as strace sees them."""
-    command = ["strace", "-f", "-y", "-qq", "-s", "0", "-o", str(log), "-e", f"trace={TRACED}"]
-    command += [sys.executable, "-c", SCRIPT, life, str(root)]
-    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
-    subprocess.run(command, check=True, env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin"}, capture_output=True)
-    counts: dict[str, int] = {}
-    for line in log.read_text(errors="replace").splitlines():
-        found = re.match(r"\d+ +(\w+)\((.*)", line)
-        if found is None or str(root) not in found[2] or (found[1] == "openat" and "O_CREAT" not in found[2]):
-            continue
-        counts[found[1]] = counts.get(found[1], 0) + 1
-    return counts
-
-
-@pytest.mark.parametrize("life", ["saves", "deletes", "recovers"])
-def test_there_are_as_many_crash_points_as_strace_counts_system_calls(
-    life: str, templates: Templates, place: Path, tmp_path: Path
-) -> None:
-    template = templates(10, 12, 15)
-    seam = calls_of(life, copy_store(template, place / "count"))
-    counted = strace_count(life, copy_store(template, tmp_path / "traced"), tmp_path / "strace.log")
-    names = {"openat": "open", "mkdirat": "mkdir", "linkat": "link", "renameat": "rename", "renameat2": "rename"}
-    by_name: dict[str, int] = {}
-    for call in seam:
-        name = "unlinkat" if call.name in ("unlink", "rmdir") else call.name
-        by_name[name] = by_name.get(name, 0) + 1
-    assert {names.get(name, name): count for name, count in counted.items()} == by_name
-    assert sum(counted.values()) == len(seam) > 20
-    print(f"\n{life}: {len(seam)} mutating calls, {sum(counted.values())} system calls in strace: {counted}")
-
-
-def test_the_sweep_sees_every_call_that_the_seam_names() -> None:
-    from onward.storage.syscalls import MUTATING
-
-    assert set(SAVES) == set(MUTATING)
-    public = {name for name in vars(Syscalls) if not name.startswith("_")}
-    assert public == {*MUTATING, "open_new", "before", "rename_noreplace", "close", "pread", "set_direct"} - {"open"}

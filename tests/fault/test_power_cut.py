@@ -7,24 +7,22 @@ that breaks none would prevent nothing, and would have to go.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from onward.errors import StoreMissing
 from onward.save.plan import plan
 from onward.storage.base import Barrier
-from onward.storage.memory import MemoryStore
 from onward.testing.faults import Call
 from onward.testing.powercut import NAMES_ONLY, NOTHING, PLAIN_FATES, ZEROS, Disk, Fate, Tree, drawn_fates
 from onward.testing.recorder import Operation
 
-from .harness import Broken, as_memory, check_second_recovery, check_stories, examine
+from .aftermath import Promised, broken_after_cut, promised
+from .harness import as_memory
 from .powercut_life import Life, site_of
 
-FEWER_FILES = 4096
+FEWER_FILES = 16384
 
 
 @pytest.fixture(autouse=True)

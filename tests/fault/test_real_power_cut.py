@@ -117,7 +117,9 @@ def test_a_real_power_cut_breaks_no_promise_and_leaves_what_the_model_allows(
         assert [str(problem) for problem in broken] == [], where
         lost += any(path not in tree.files for path in _written(log) if "lease" not in path)
     assert lost > 0, "no cut lost anything: the power was not really cut"
-    print(f"\n{machine.kind}: {len(points)} real power cuts among {total} calls; {lost} of them lost something unsynced")
+    print(
+        f"\n{machine.kind}: {len(points)} real power cuts among {total} calls; {lost} of them lost something unsynced"
+    )
 
 
 def _written(log: list[Operation]) -> set[str]:

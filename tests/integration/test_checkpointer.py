@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import os
-import random
 import threading
 import time
 from pathlib import Path
@@ -16,8 +14,7 @@ import pytest
 import torch
 
 import onward
-from cases.shared import commit, faulty, files, flip, folder, load, numbers, refused, root, running, start_process
-from cases.training import KINDS, Job
+from cases.shared import commit, faulty, files, flip, folder, load, numbers, refused, root, running
 from onward.storage.posix import PosixStore
 
 
@@ -181,7 +178,7 @@ def _until_written() -> None:
 def test_a_save_that_is_due_too_early_is_skipped_and_counted_or_waited_for(url: str, policy: Any) -> None:
     gate = threading.Event()
     slow = faulty(url, lambda call, path: gate.wait(30) and None if path.endswith(".safetensors") else None)
-    with running(slow, every=1, save=onward.SaveSettings(if_busy=policy), state=numbers(0)) as (ckpt, _):
+    with running(slow, every=1, save={"if_busy": policy}, state=numbers(0)) as (ckpt, _):
         assert ckpt.step(0).saved
         if policy == "wait":
             threading.Timer(0.2, gate.set).start()
@@ -282,7 +279,7 @@ def test_with_little_memory_it_loads_in_two_passes_and_refuses_to_capture(
         assert store.read_bytes > 2 * 4_000_000, "every byte is checked before the first is used"
         assert torch.equal(fresh["x"], saved["x"])
         assert torch.equal(fresh["y"][0], saved["y"][0])
-        words = r"needs 4\.0 MB.*a limit of the test leaves 5\.0 MB"
+        words = r"at least 16\.8 MB.*a limit of the test leaves 5\.0 MB"
         with pytest.warns(UserWarning, match=words), pytest.raises(onward.errors.NoCapacity, match=words) as caught:
             ckpt.save(30, wait=True)
         assert caught.value.exit_code == 69
@@ -305,55 +302,3 @@ def test_a_tier_that_is_too_full_is_told_with_numbers_before_anything_is_written
         assert files(root(url) / "runs/r/checkpoints") == before == {}
         store.room = None
         ckpt.save(2, wait=True)
-
-
-# --- kills --------------------------------------------------------------------------------------------------------
-
-
-def _train_for_ever(url: str, seed: int, mark: str) -> None:
-    job = KINDS["accumulation"](seed)
-    with running(url, every=1, **job.components()) as (ckpt, start):
-        Path(mark).touch()
-        for number in itertools.count(start.next_step):
-            job.step(number)
-            ckpt.step(number)
-
-
-class Reference:
-    """The state of every step of a run that nothing interrupted."""
-
-    def __init__(self) -> None:
-        self.job: Job = KINDS["accumulation"](0)
-        self.digests = [self.job.digests()]
-
-    def at(self, step: int) -> dict[str, str]:
-        while len(self.digests) <= step:
-            self.job.step(len(self.digests) - 1)
-            self.digests.append(self.job.digests())
-        return self.digests[step]
-
-
-@pytest.mark.parametrize("rounds", [6, pytest.param(20, marks=pytest.mark.full)])
-def test_killed_at_any_instant_a_run_goes_on_from_its_newest_commit(url: str, tmp_path: Path, rounds: int) -> None:
-    draw = random.Random()
-    reference, inside, newest = Reference(), 0, 0
-    for number in range(rounds):
-        mark = tmp_path / f"mark-{number}"
-        process = start_process(_train_for_ever, url, 0 if newest == 0 else number, str(mark))
-        while not mark.exists():
-            time.sleep(0.002)
-            assert process.is_alive()
-        time.sleep(draw.uniform(0, 0.5))
-        process.kill()
-        process.join(10)
-        entries = [json.loads(p.read_text()) for p in sorted((root(url) / "runs/r/ledger").glob("0*.json"))]
-        committed = [e["step"] for e in entries if e["type"] == "checkpoint"]
-        job = KINDS["accumulation"](0 if not committed else 99)
-        with running(url, **job.components()) as (_, start):
-            assert start.next_step == (committed[-1] if committed else 0) >= newest
-            assert start.rejected == ()
-            assert job.digests() == reference.at(start.next_step)
-            inside += bool(start.recovered)
-            newest = start.next_step
-    assert newest > rounds
-    assert inside >= rounds // 4, "hardly any kill fell into a save"

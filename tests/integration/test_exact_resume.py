@@ -95,7 +95,7 @@ def test_a_new_interpreter_goes_on_bit_identically(url: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("batch", [2, 7])  # saved in the middle of an epoch, and just at the end of one
 def test_wherever_in_an_epoch_the_save_falls(url: str, batch: int) -> None:
     """The same epochs in other steps: 20 samples in 10 and in 3 batches, saved after every one of them."""
-    quick = onward.SaveSettings(verify_after_save="sizes")
+    quick = {"verify_after_save": "sizes"}
 
     def loop(until: int, where: str, first: str | None = None) -> list[list[int]]:
         loader = onward.ResumableLoader(range(20), batch, seed=3, num_workers=0)

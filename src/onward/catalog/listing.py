@@ -48,9 +48,9 @@ class Catalog:
         alive = [c for c in self.checkpoints if c.status != "deleted"]
         if which == "newest":
             return next(iter(self.offered()), None)
-        if which.startswith("seq:") and which[4:].isdigit():
+        if which.startswith("seq:") and _is_number(which[4:]):
             return next((c for c in alive if c.sequence == int(which[4:])), None)
-        if which.isdigit():
+        if _is_number(which):
             return max((c for c in alive if c.step == int(which)), key=lambda c: c.sequence, default=None)
         return next((c for c in alive if c.folder == which), None)
 
@@ -125,6 +125,10 @@ def _info(
         receipts=tuple(receipts),
         reason=reason,
     )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()  # isdigit alone is true of superscripts, which int refuses
 
 
 def _run_file(store: Store, places: RunPlaces, tier: str) -> list[Finding]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward.errors import ConfigurationError, FormatError, UnsupportedState
+from onward.errors import ConfigurationError, FormatError, OnwardError, SaveFailed, UnsupportedState
 from onward.format import dtypes
 from onward.format.typedstate import INLINE_LIMIT, TypedPath, decode, encode, key_of, path_of, readable
 from onward.records import FORMAT, ComponentTag, JsonTree, Key, Layout, TensorLayout
@@ -67,7 +67,7 @@ def take(components: Sequence[Component], step: int) -> Snapshot:
     state: dict[str, JsonTree] = {}
     for component in components:
         leaf = _SharedLeaf(found) if component.scope == "global" else _InlineLeaf()
-        state[component.name] = encode(component.state(), (component.name,), leaf)
+        state[component.name] = encode(_state_of(component), (component.name,), leaf)
     ties = exact.find_ties(found)
     return Snapshot(
         state=state,
@@ -82,6 +82,18 @@ def take(components: Sequence[Component], step: int) -> Snapshot:
             for each in components
         ),
     )
+
+
+def _state_of(component: Component) -> object:
+    try:
+        return component.state()
+    except OnwardError:
+        raise
+    except Exception as error:  # whatever a user's own state_dict raises: it fails the save, not the training
+        raise SaveFailed(
+            f"the component {component.name!r} could not give its state: {type(error).__name__}: {error}",
+            next_step="mend its state_dict()",
+        ) from error
 
 
 def rebuild(tree: JsonTree, tensor_of: Callable[[Key], torch.Tensor]) -> object:

@@ -132,10 +132,11 @@ def _check_all(opened: OpenCheckpoint, work: _Work, method: Method, threads: int
     def look(path: str) -> _Hashed:
         return _hash(opened, path, shards.get(path), drop_cache, work.progress)
 
+    told = {finding.file for finding in work.findings}
     for result in each(look, hashed, threads=threads, name="onward-verify"):
         work.files += 1
         work.bytes += result.bytes
-        if result.problem:
+        if result.problem and result.path not in told:
             for tensor in result.tensors or ("",):
                 work.add(result.path, result.problem, _rank_of(result.path), tensor)
     broken = {finding.file for finding in work.findings}
@@ -152,16 +153,27 @@ def _check_all(opened: OpenCheckpoint, work: _Work, method: Method, threads: int
 def _shards(opened: OpenCheckpoint, work: _Work) -> dict[str, ShardFile]:
     """The shard files by path, after a look at whether they make up every tensor. A verified checkpoint must load."""
     found: list[ShardFile] = []
-    try:
-        for record in opened.records:
-            opened.state(record.rank)
-            found.extend(shard_files(opened, record.rank))
-        for shard in found:
-            for _ in chunks(shard.index, opened.tensors()):
-                pass
-        require_whole(opened, found)
-    except OnwardError as error:
-        work.findings.extend(as_findings(error, opened.place.tier, opened.place.name))
+
+    def look(action: Callable[[], None]) -> bool:
+        try:
+            action()
+        except OnwardError as error:
+            work.findings.extend(as_findings(error, opened.place.tier, opened.place.name))
+            return False
+        return True
+
+    def count_chunks(file: ShardFile) -> None:
+        for _ in chunks(file.index, opened.tensors()):
+            pass
+
+    # One by one: a damaged small file must not hide what the others say.
+    whole = True
+    for record in opened.records:
+        look(lambda rank=record.rank: opened.state(rank))  # type: ignore[misc]
+        whole &= look(lambda rank=record.rank: found.extend(shard_files(opened, rank)))  # type: ignore[misc]
+    found[:] = [file for file in found if look(lambda file=file: count_chunks(file))]  # type: ignore[misc]
+    if whole:
+        look(lambda: require_whole(opened, found))
     return {shard.path: shard for shard in found}
 
 

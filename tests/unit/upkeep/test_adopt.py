@@ -121,8 +121,9 @@ def test_the_same_folder_may_be_copied_and_adopted_twice(copied: PosixStore) -> 
     base = copied.root / PLACES.checkpoints
     shutil.copytree(base / "from-elsewhere", base / "again")
     run = start(copied)
-    shutil.copytree(base / "from-elsewhere", base / checkpoint_folder(30, run.ledger.next))
-    folders = [adopt(run, name).entry.folder for name in ("from-elsewhere", "again", checkpoint_folder(30, 2))]
+    taken = checkpoint_folder(30, run.ledger.next)
+    shutil.copytree(base / "from-elsewhere", base / taken)
+    folders = [adopt(run, name).entry.folder for name in ("from-elsewhere", "again", taken)]
     run.end()
     assert len(set(folders)) == 3
     assert [c.folder for c in read_catalog(copied, PLACES, TIER).offered()] == folders[::-1]

@@ -48,7 +48,7 @@ def test_a_full_verification_reads_every_byte_and_says_so(store: MemoryStore, in
     assert report.findings == ()
     assert (report.coverage.files, report.coverage.files_total) == (len(there), len(there))
     assert (report.coverage.bytes, report.coverage.bytes_total) == (sum(there.values()), sum(there.values()))
-    assert report.coverage.method == "every byte, SHA-256"
+    assert report.coverage.method == "every byte, SHA-256 and XXH3-128"
 
 
 def test_a_quick_verification_says_how_little_it_read(store: MemoryStore, info: CheckpointInfo) -> None:
@@ -73,7 +73,9 @@ def test_a_quick_verification_says_how_little_it_read(store: MemoryStore, info: 
 def test_every_damaged_file_is_listed_not_only_the_first(store: MemoryStore, info: CheckpointInfo) -> None:
     for file in ("rank-00000/state.json", SHARD, "assets/vocab.txt"):
         alter(store, info, file)
-    found = {finding.file: finding for finding in look(store, info).findings}
+    findings = look(store, info).findings
+    found = {finding.file: finding for finding in findings}
+    assert len(findings) == len(found), "each once"
     assert set(found) == {"rank-00000/state.json", SHARD, "assets/vocab.txt"}
     assert (found[SHARD].rank, found["assets/vocab.txt"].rank) == (0, None)
     assert found[SHARD].tensor
