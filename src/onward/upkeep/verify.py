@@ -154,13 +154,16 @@ def _shards(opened: OpenCheckpoint, work: _Work) -> dict[str, ShardFile]:
     """The shard files by path, after a look at whether they make up every tensor. A verified checkpoint must load."""
     found: list[ShardFile] = []
 
-    def look(action: Callable[[], None]) -> bool:
+    def passes(action: Callable[..., object], *arguments: object) -> bool:
         try:
-            action()
+            action(*arguments)
         except OnwardError as error:
             work.findings.extend(as_findings(error, opened.place.tier, opened.place.name))
             return False
         return True
+
+    def index(rank: int) -> None:
+        found.extend(shard_files(opened, rank))
 
     def count_chunks(file: ShardFile) -> None:
         for _ in chunks(file.index, opened.tensors()):
@@ -169,11 +172,11 @@ def _shards(opened: OpenCheckpoint, work: _Work) -> dict[str, ShardFile]:
     # One by one: a damaged small file must not hide what the others say.
     whole = True
     for record in opened.records:
-        look(lambda rank=record.rank: opened.state(rank))  # type: ignore[misc]
-        whole &= look(lambda rank=record.rank: found.extend(shard_files(opened, rank)))  # type: ignore[misc]
-    found[:] = [file for file in found if look(lambda file=file: count_chunks(file))]  # type: ignore[misc]
+        passes(opened.state, record.rank)
+        whole &= passes(index, record.rank)
+    found[:] = [file for file in found if passes(count_chunks, file)]
     if whole:
-        look(lambda: require_whole(opened, found))
+        passes(require_whole, opened, found)
     return {shard.path: shard for shard in found}
 
 
