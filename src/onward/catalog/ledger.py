@@ -306,6 +306,8 @@ def take_over(store: Store, places: RunPlaces) -> tuple[Ledger, LedgerView]:
         before = ""
         with suppress(Damaged, NotFound):
             before = sha256(store.read(places.entry(number), limit=ENTRY_LIMIT))
+        # Without this a power cut could keep the fence and lose the entry that it walked past: a hole in the chain.
+        store.sync_folder(places.ledger, Barrier.LEDGER_BELIEVED)
         number += 1
     # The fence needs no barrier of its own: whatever is built on it syncs the same folder first, and if it is lost
     # together with all that, nothing was built on it.

@@ -1,4 +1,4 @@
-"""The records of three ranks through the coordinator's own functions: committed when complete, refused by rank when not."""
+"""The records of three ranks through the coordinator's functions: committed when complete, refused by rank when not."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Job:
             )
         )
 
-    def edit(self, rank: int, **changes: Any) -> None:
+    def edit(self, place: int, **changes: Any) -> None:
         """Rewrites a rank's record, as a rank would have that did something else."""
-        record = msgspec.structs.replace(self.records[rank][0], **changes)
+        record = msgspec.structs.replace(self.records[place][0], **changes)
         data = codec.encode(record)
-        self.run.store.files[f"{self.folder}/rank-{rank:05d}/record.json"] = data  # type: ignore[attr-defined]
-        self.records[rank] = (record, sha256(data))
+        self.run.store.files[f"{self.folder}/rank-{place:05d}/record.json"] = data  # type: ignore[attr-defined]
+        self.records[place] = (record, sha256(data))
 
     def commit(self) -> CheckpointEntry:
         digests = seal(
@@ -77,6 +77,11 @@ class Job:
             data_position=None,
         )
         return append_commit(self.run.ledger, self.attempt, *digests)
+
+
+def owned(state: Captured) -> set[str]:
+    """The tensors that a rank stores."""
+    return {piece.key for file in state.plan.files for piece in file.pieces}
 
 
 @pytest.fixture
@@ -103,7 +108,7 @@ def test_three_ranks_are_one_checkpoint_that_verifies(job: Job, store: MemorySto
 
 def test_the_tensors_of_three_ranks_come_back_together(job: Job, store: MemoryStore) -> None:
     """Each rank wrote other tensors; a reader puts them together by the layout."""
-    owners = [{tensor.key for tensor in state.tensors} for state in job.states]
+    owners = [owned(state) for state in job.states]
     assert not set.intersection(*owners)
     assert set.union(*owners) == {key(name) for name in SHAPES}
     entry = job.commit()
@@ -122,7 +127,7 @@ def test_damage_to_one_rank_names_it(job: Job, store: MemoryStore) -> None:
     store.files[shard] = bytes(data)
     report = verify(place_of(store, entry.folder), None, run=RUN, threads=1)
     assert [(f.file, f.rank) for f in report.findings] == [("rank-00002/000.safetensors", 2)]
-    assert report.findings[0].tensor in {tensor.key for tensor in job.states[2].tensors}
+    assert report.findings[0].tensor in owned(job.states[2])
 
 
 def _without(job: Job, *ranks: int) -> None:
