@@ -82,13 +82,15 @@ def test_killed_at_any_instant_a_run_goes_on_from_its_newest_commit(
             time.sleep(0.002)
             assert process.is_alive()
         time.sleep(draw.uniform(0, 0.3))
+        while number % 2 and not _in_a_save(url):  # every other kill falls into a save for certain
+            assert process.is_alive()
         if victims == "trainer and writer" and draw.random() < 0.5:
             os.kill(int(mark.read_text()), signal.SIGKILL)  # first, so that the trainer may see it die
+        inside += _in_a_save(url)
         process.kill()
         if victims == "trainer and writer":
             _kill_if_alive(int(mark.read_text()))
         process.join(10)
-        inside += any(".writing-" in p.name for p in (root(url) / "runs/r/checkpoints").iterdir())
         job = KINDS["accumulation"](99 if _committed_or_none(url) else 0)
         with running(url, **job.components()) as (_, start):
             committed = _committed(url)
@@ -98,7 +100,11 @@ def test_killed_at_any_instant_a_run_goes_on_from_its_newest_commit(
                 assert job.digests() == reference.at(start.next_step)
             newest = start.next_step
     assert newest >= rounds
-    assert inside > rounds // 4, "hardly any kill fell into a save"
+    assert inside >= rounds // 2
+
+
+def _in_a_save(url: str) -> bool:
+    return any(".writing-" in p.name for p in (root(url) / "runs/r/checkpoints").iterdir())
 
 
 def _committed_or_none(url: str) -> bool:

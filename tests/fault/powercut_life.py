@@ -12,12 +12,13 @@ import sys
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 from unittest import mock
 
 from onward.catalog import stores
 from onward.catalog.incarnation import Incarnation
-from onward.catalog.ledger import read_ledger
+from onward.catalog.ledger import read_ledger, reattach
 from onward.catalog.listing import read_catalog
 from onward.catalog.stores import init_store
 from onward.storage.posix import PosixStore
@@ -156,9 +157,22 @@ class Life:
             self.save(self.begin(halt), 30)
         # Somebody only looks, and takes the weights away; whatever happens here, that checkpoint must stay.
         self.mark("believed", read_catalog(self.store(), PLACES, "home").offered()[0].folder)
+        self.writer_killed()
         incarnation = self.begin()
         self.save(incarnation, 40)
         incarnation.end()
+
+    def writer_killed(self) -> None:
+        """The writer process dies right after its commit; the trainer, which lives on, finds and reports it."""
+        halt = HaltAt(0, only=("unlink",), match="/ledger/", inner=self.recorder)
+        incarnation = self.begin(halt)
+        with suppress(Halted):
+            save_step(incarnation, 35)
+            raise AssertionError("the writer was not killed")
+        mine = incarnation.ledger
+        found = reattach(self.store(), PLACES, epoch=mine.epoch, incarnation=mine.incarnation)
+        self.mark("acknowledged", found.entry(found.last).folder)
+        (self.root / PLACES.lease).unlink()
 
     def killed_in_deletes(self) -> None:
         with self.killed(only="unlink", match="/ledger/") as halt:  # decided, but the decision is not synced
@@ -228,11 +242,16 @@ def site_of(call: Call) -> str:
 
 
 def _listing() -> str:
-    frame = sys._getframe()
-    while frame.f_code.co_name != "read_ledger":
-        assert frame.f_back is not None
+    """Who lists the ledger: it is one fsync in the code, or two, that serve several purposes."""
+    callers: list[str] = []
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        callers.append(frame.f_code.co_name)
+        if frame.f_code.co_name == "take_over":
+            if "read_ledger" not in callers:
+                return "walking past a taken number"
+            return "listing after the fence" if "fence" in frame.f_locals else "listing before the fence"
+        if frame.f_code.co_name == "reattach":
+            return "the look after the writer's death"
         frame = frame.f_back
-    caller = frame.f_back
-    if caller is None or caller.f_code.co_name != "take_over":
-        return "any other listing"
-    return "listing after the fence" if "fence" in caller.f_locals else "listing before the fence"
+    return "any other listing"

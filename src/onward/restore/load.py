@@ -18,6 +18,7 @@ from onward.format.names import INDEX, SHARD_SUFFIX, STATE
 from onward.records import Key
 from onward.restore.settings import DEFAULT_THREADS
 from onward.state import tensors as exact
+from onward.state.staging import prefer_huge_pages
 from onward.storage.base import NotFound
 from onward.storage.parallel import each
 from onward.topology.boxes import nbytes
@@ -70,6 +71,8 @@ class CheckpointSource:
         """
         owners = {self.layout[key].tie or key for key in keys}
         tensors = {key: exact.empty(self.layout[key].dtype, self.layout[key].shape) for key in owners}
+        for tensor in tensors.values():
+            prefer_huge_pages(exact.as_bytes(tensor))
         self._run(tensors)
         return {key: tensors[self.layout[key].tie or key] for key in keys}
 

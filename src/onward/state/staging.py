@@ -16,6 +16,8 @@ from onward.state.copying import Copier, copier
 
 PAGE = mmap.PAGESIZE
 _MADV_POPULATE_WRITE = 23  # Linux 5.14: faults pages in without touching what they hold
+_MADV_HUGEPAGE = 14
+_HUGE = 2 * 1024 * 1024
 _PREFAULT_STEP = 64 * 1024 * 1024
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -100,6 +102,16 @@ class Arena:
             self._map = mmap.mmap(-1, size)
         self.capacity = size
         self._engine.pin(self._map)
+
+
+def prefer_huge_pages(view: memoryview) -> None:
+    """Asks that fresh memory is faulted in by 2 MiB at a time: a load into new tensors is then not spent on faults."""
+    if len(view) < 2 * _HUGE or view.readonly:
+        return
+    base = ctypes.addressof(ctypes.c_char.from_buffer(view))
+    start = -(-base // _HUGE) * _HUGE
+    size = (base + len(view) - start) // _HUGE * _HUGE
+    _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _MADV_HUGEPAGE)
 
 
 def _touch(view: memoryview) -> None:
