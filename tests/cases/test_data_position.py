@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import onward
@@ -174,6 +174,38 @@ def _take_or_none(url: str, batches: int, loader: Any) -> list[list[int]]:
 
 
 # --- further cases of the kind ---------------------------------------------------------------------------------
+
+
+class Stream(IterableDataset[int]):
+    """Knows where it stands."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < 20:
+            self.position += 1
+            yield self.position - 1
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_of_samples_goes_on_where_it_stood(url: str, workers: int) -> None:
+    """Iterable datasets through torchdata's loader, twice in one pass."""
+    taken: list[int] = []
+    for _ in range(2):
+        loader = StatefulDataLoader(Stream(), 2, num_workers=workers)
+        taken += chain.from_iterable(_take(url, 3, loader))
+    loader = StatefulDataLoader(Stream(), 2, num_workers=workers)
+    with running(url, data=loader):
+        taken += chain.from_iterable(map(_ids, loader))
+    assert taken == list(range(20))
 
 
 class Augmented(Dataset[Any]):

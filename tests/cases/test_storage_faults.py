@@ -154,3 +154,19 @@ def test_a_disk_that_turns_read_only_is_told_with_its_cause(url: str) -> None:
         assert [c.step for c in ckpt.checkpoints()] == [10]
         broken = False
     assert load(url)[1] == 10
+
+
+@pytest.mark.xfail(strict=True, reason="assets are read anew at each save")
+def test_assets_are_those_of_the_start_whatever_becomes_of_their_files(url: str, tmp_path: Path) -> None:
+    """A tokenizer that is edited, and then deleted, while the run goes on with what it has read."""
+    vocabulary = tmp_path / "vocab.json"
+    vocabulary.write_text('{"a": 1}')
+    described = onward.describe(tokenizer=str(vocabulary), code=False)
+    with running(url, state=numbers(0), describe=described) as (ckpt, _):
+        for step in (1, 2, 3):
+            ckpt.save(step, wait=True)
+            assert (folder(url, step) / "assets/tokenizer/vocab.json").read_text() == '{"a": 1}'
+            if step == 1:
+                vocabulary.write_text('{"a": 2}')
+            else:
+                vocabulary.unlink()
