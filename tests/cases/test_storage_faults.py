@@ -15,7 +15,7 @@ import torch
 
 import onward
 
-from .shared import Box, commit, faulty, folder, in_process, load, numbers, root, running
+from .shared import Box, commit, faulty, flip, folder, in_process, load, numbers, root, running
 
 MODES = [
     ("umask", 0o022, 0o644, 0o755),
@@ -102,6 +102,34 @@ def test_many_thousand_tensors_with_64_open_files(url: str, count: int) -> None:
     """T76."""
     assert in_process(_many_tensors, url, count) == 0
     assert len(list(folder(url, 1).rglob("*.safetensors"))) <= 8
+
+
+@pytest.mark.parametrize("name", ["000.safetensors", "state.json", "manifest.json"])
+def test_bytes_that_change_on_the_medium_are_found_by_reading_them_back(url: str, name: str) -> None:
+    """T77: one bit, after the file was written; found at once, and the next save makes up for it."""
+    commit(url, 10)
+    altered = False
+
+    def script(call: str, path: str) -> None:
+        nonlocal altered
+        writing = [p for p in folder(url, 10).parent.iterdir() if ".writing-" in p.name]
+        if call == "rename" and "checkpoints" in path and not altered:
+            flip(next(writing[0].rglob(name)))
+            altered = True
+
+    box = numbers(0)
+    with running(faulty(url, script), state=box) as (ckpt, _):
+        with pytest.warns(UserWarning, match=name), pytest.raises(onward.errors.SaveFailed, match="quarantined"):
+            ckpt.save(20, wait=True)
+        latest = ckpt.latest()
+        assert altered
+        assert latest is not None
+        assert latest.step == 10
+        box["x"].fill_(30)
+        box["n"] = 30
+        ckpt.save(30, wait=True)
+    start, value = load(url)
+    assert (value, start.rejected) == (30, ())
 
 
 # --- further cases of the kind ---------------------------------------------------------------------------------

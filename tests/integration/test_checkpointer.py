@@ -157,9 +157,7 @@ def test_a_failed_save_is_loud_on_disk_and_made_up_for_at_the_next_trigger(url: 
     stories = [json.loads(p.read_text()) for p in (root(url) / "runs/r/attempts").iterdir()]
     assert [(s["step"], s["outcome"]) for s in stories] == [(1, "failed")]
     assert "EIO" in stories[0]["reason"]
-    with running(url, state=numbers(0)) as (ckpt, start):
-        assert start.next_step == 2
-        assert len(ckpt.checkpoints()) == 1
+    assert load(url)[0].next_step == 2
 
 
 def _until_written() -> None:
@@ -290,12 +288,11 @@ def test_with_little_memory_it_loads_in_two_passes_and_saves_by_a_window_or_refu
 def test_a_tier_that_is_too_full_is_told_with_numbers_before_anything_is_written(url: str) -> None:
     store = Counting(root(url))
     with running(store, state={"x": torch.zeros(2_500_000)}) as (ckpt, _):
-        before = files(root(url) / "runs/r/checkpoints")
         store.room = 5_000_000
         words = r"has 5\.0 MB free.*needs 27\.0 MB.*22\.0 MB are missing"
         with pytest.warns(UserWarning, match=words), pytest.raises(onward.errors.NoCapacity, match=words) as caught:
             ckpt.save(1, wait=True)
         assert caught.value.exit_code == 69
-        assert files(root(url) / "runs/r/checkpoints") == before == {}
+        assert not files(root(url) / "runs/r/checkpoints")
         store.room = None
         ckpt.save(2, wait=True)
