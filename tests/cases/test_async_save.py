@@ -242,3 +242,55 @@ def test_the_error_of_training_is_the_one_that_is_seen(url: str) -> None:
             broken["now"] = True
             ckpt.step(0)
             raise ZeroDivisionError
+
+
+def _changes(step: int, box: dict[str, Any]) -> None:
+    """One step of a state in which nothing but the keys stays: memory, shape, dtype, ties, strides."""
+    box["replaced"] = torch.full((64,), float(step))
+    box["grown"] = torch.full((step + 1, 3), float(step))
+    box["other dtype"] = torch.full((8,), step, dtype=(torch.int32, torch.float16, torch.int64)[step % 3])
+    box["handed over"].data = torch.full((16,), float(step))
+    box["turned"] = torch.arange(12.0).mul(step).view(3, 4)
+    box["turned"] = box["turned"].t() if step % 2 else box["turned"]
+    box["one"] = torch.full((5,), float(step))
+    box["tied now and then"] = box["one"] if step % 2 else torch.full((5,), float(step + 100))
+    box["resized"].resize_(step + 1).fill_(step)
+    box["comes and goes"] = {"x": torch.full((3,), float(step))} if step % 2 else {}
+    box["list"] = [torch.full((2,), float(step))] * (step % 3)
+    box["array"] = np.full(2000 + step, step)
+    if step % 2:
+        box["late"] = torch.full((1,), float(step))
+    else:
+        box.pop("late", None)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"writer": "process"}, {"overlap": True}], ids=["thread", "process", "overlap"]
+)
+def test_tensors_that_are_replaced_grow_or_vanish_between_saves_are_those_of_the_step(
+    url: str, settings: dict[str, Any]
+) -> None:
+    """Nothing that a save remembers of the one before may stand for what is there now."""
+    start = {"handed over": torch.zeros(16), "resized": torch.zeros(1)}
+    box: dict[str, Any] = {name: tensor.clone() for name, tensor in start.items()}
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weights = {}
+    save = {"verify_after_save": "sizes", **settings}
+    with running(url, every=1, save=save, state=box, model=model, optimizer=optimizer) as (ckpt, _):
+        for step in range(8):
+            _changes(step, box)
+            model.weight.grad = torch.ones(2, 2)
+            optimizer.step()
+            weights[step] = model.weight.detach().clone()
+            ckpt.step(step)
+    expected: dict[str, Any] = {name: tensor.clone() for name, tensor in start.items()}
+    for step in range(8):
+        _changes(step, expected)
+        fresh: dict[str, Any] = {}
+        how = {"checkpoint": str(step + 1)}
+        with running(url, how=how, state=fresh, model=model, optimizer=optimizer):
+            assert list(fresh) == list(expected)
+            for name, value in expected.items():
+                assert same(fresh[name], value), (step, name)
+            assert same(model.weight, weights[step])

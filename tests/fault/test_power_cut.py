@@ -163,7 +163,7 @@ EXPECTED: dict[Barrier, str] = {
 def broken_without(root: Path, leave: Callable[[Call], bool], until: str | None = None) -> dict[str, str]:
     """The invariants that a life without some fsyncs breaks at a power cut, each with the first cut that shows it.
 
-    ``until``: end as soon as this one is broken. Before the first fsync that is left out there is nothing to see.
+    Ends as soon as ``until`` is broken (None: anything). Before the first fsync that is left out nothing is to be seen.
     """
     root.mkdir()
     life = Life(root)
@@ -182,7 +182,7 @@ def broken_without(root: Path, leave: Callable[[Call], bool], until: str | None 
     for point in sorted(at for at in decisive(life.log) if at >= begun):
         in_ledger = point < len(life.log) and "/ledger" in life.log[point].path
         cuts.run([point], lambda at, n=12 if in_ledger else 3: (NOTHING, NAMES_ONLY, ZEROS, *drawn_fates(at * 100, n)))
-        if until in cuts.broken:
+        if until in cuts.broken or (until is None and cuts.broken):
             break
     return cuts.broken
 
