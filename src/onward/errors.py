@@ -213,3 +213,4 @@ class UsageError(OnwardError):
 
     code = "usage"
     exit_code = EXIT_USAGE
+    advice = "see `onward COMMAND --help`, or the docstring of the call"

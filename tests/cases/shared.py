@@ -78,7 +78,7 @@ E = TypeVar("E", bound=onward.OnwardError)
 
 def refused(kind: type[E], match: str, store: str | Store, **options: Any) -> E:
     """Resumes, in vain: the error, of this kind and with these words."""
-    with pytest.raises(kind, match=match) as caught, running(store, **options):
+    with pytest.raises(kind, match=match or None) as caught, running(store, **options):
         pass
     return caught.value
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import onward
@@ -97,7 +97,7 @@ def test_a_second_resume_in_an_epoch_goes_on_from_the_first(url: str) -> None:
     assert list(chain.from_iterable(chain.from_iterable(taken))) == list(range(90))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_any_cuts_give_the_same_samples_in_the_same_order(url: str, seed: int) -> None:
     """T94, at random, over epochs, with workers that come and go."""
     draw = random.Random(seed)
@@ -132,7 +132,7 @@ def test_what_was_prefetched_is_neither_lost_nor_given_twice(url: str, kind: str
             return _loader(40, num_workers=1, prefetch_factor=3)
         return StatefulDataLoader(range(40), 2, num_workers=1, prefetch_factor=3)
 
-    for consumed in range(0, 11, 1 if kind == "onward" else 5):
+    for consumed in (0, 1, 2, 3, 4, 7, 10) if kind == "onward" else (0, 5, 10):
         loader = make()
         with running(url, run=f"k{consumed}", data=loader) as (ckpt, _):
             batches = iter(loader)
@@ -174,6 +174,38 @@ def _take_or_none(url: str, batches: int, loader: Any) -> list[list[int]]:
 
 
 # --- further cases of the kind ---------------------------------------------------------------------------------
+
+
+class Stream(IterableDataset[int]):
+    """Knows where it stands."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < 20:
+            self.position += 1
+            yield self.position - 1
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_of_samples_goes_on_where_it_stood(url: str, workers: int) -> None:
+    """Iterable datasets through torchdata's loader, twice in one pass."""
+    taken: list[int] = []
+    for _ in range(2):
+        loader = StatefulDataLoader(Stream(), 2, num_workers=workers)
+        taken += chain.from_iterable(_take(url, 3, loader))
+    loader = StatefulDataLoader(Stream(), 2, num_workers=workers)
+    with running(url, data=loader):
+        taken += chain.from_iterable(map(_ids, loader))
+    assert taken == list(range(20))
 
 
 class Augmented(Dataset[Any]):
@@ -233,7 +265,6 @@ def test_another_kind_of_loader_or_number_of_stateful_workers_is_refused(url: st
     refused(onward.errors.ConfigurationError, "ResumableLoader", url, run="plain", data=plain)
 
 
-@pytest.mark.xfail(strict=True, reason="the position of torchdata's loader is not compared")
 def test_in_the_middle_of_a_step_a_stateful_loader_is_noticed_too(url: str) -> None:
     """A batch of torchdata's loader was drawn and not yet trained on: saving now would lose it."""
     loader = StatefulDataLoader(range(20), 2)

@@ -253,3 +253,21 @@ def test_a_damaged_receipt_is_reported_and_decides_nothing(url: str) -> None:
     with running(url, state=box) as (_, start):
         assert start.next_step == 20
     assert len(start.findings) >= 2
+
+
+CLOCKS = [
+    "29700101T000000.000000Z",
+    pytest.param("19700101T000000.000000Z", marks=pytest.mark.xfail(strict=True, reason="names tell the order")),
+]
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_quarantine_does_not_rest_on_the_clock(url: str, clock: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that was set back, or is ahead: a damaged checkpoint is rejected once, and not offered again."""
+    commit(url, 10, 20)
+    flip(folder(url, 20) / "rank-00000/000.safetensors")
+    monkeypatch.setattr("onward.catalog.receipts.compact_now", lambda: clock)
+    start, value = load(url)
+    assert (value, len(start.rejected)) == (10, 1)
+    start, value = load(url)
+    assert (value, len(start.rejected)) == (10, 0)

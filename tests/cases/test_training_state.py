@@ -220,3 +220,52 @@ def test_running_statistics_and_frozen_weights_are_state_and_the_mode_is_not(url
         assert int(fresh[1].num_batches_tracked) == 3
         assert fresh.training
         assert fresh[0].weight.requires_grad
+
+
+@pytest.mark.xfail(strict=True, reason="without a loader nothing tells that a step is half over")
+def test_between_the_optimizers_step_and_the_steps_end_a_save_is_refused(url: str) -> None:
+    """The parameters are those of the next step already, and would be committed as those of this one."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    scheduler = lr_scheduler.StepLR(optimizer, 3)
+    with running(url, model=model, optimizer=optimizer, scheduler=scheduler) as (ckpt, _):
+        for step in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            if step == 2:
+                with pytest.raises(onward.errors.MidStep):
+                    ckpt.save()
+            scheduler.step()
+            ckpt.step(step)
+        ckpt.save(wait=True)
+        assert [c.step for c in ckpt.checkpoints()] == [3]
+
+
+def test_averages_and_schedules_of_torchs_own_utilities(url: str) -> None:
+    """``AveragedModel`` with its count, ``SWALR``, and a parametrised layer."""
+
+    def make() -> dict[str, Any]:
+        model = torch.nn.Sequential(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 3)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        schedule = torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.01, anneal_epochs=3)
+        return {"model": model, "optimizer": optimizer, "average": average, "schedule": schedule}
+
+    def step(parts: dict[str, Any]) -> None:
+        parts["optimizer"].zero_grad()
+        parts["model"](torch.ones(2, 3)).sum().backward()
+        parts["optimizer"].step()
+        parts["average"].update_parameters(parts["model"])
+        parts["schedule"].step()
+
+    saved, fresh = make(), make()
+    for _ in range(2):
+        step(saved)
+    with running(url, **saved) as (ckpt, _):
+        ckpt.save(2, wait=True)
+    with running(url, **fresh):
+        for parts in (saved, fresh):
+            step(parts)
+        for name in ("model", "average"):
+            assert same(dict(saved[name].state_dict()), dict(fresh[name].state_dict()))
+        assert saved["optimizer"].param_groups[0]["lr"] == fresh["optimizer"].param_groups[0]["lr"]

@@ -90,6 +90,19 @@ class TestPosixStoreThatRenames(TestPosixStoreThatLinks):
     publish: Literal["link", "rename"] = "rename"
 
 
+class TestPosixStoreThatWritesDirectly(StoreConformance):
+    """On a real disk: filesystems in memory have no O_DIRECT."""
+
+    @pytest.fixture(autouse=True)
+    def _folders(self, tmp_path: Path) -> None:
+        self.folders = (tmp_path / str(number) for number in itertools.count())
+
+    def make(self) -> PosixStore:
+        root = next(self.folders)
+        root.mkdir()
+        return PosixStore(root, direct_io=True)
+
+
 class TestReadOnlyMemory(ReadOnlyConformance):
     def filled(self) -> Store:
         inner = MemoryStore("test")

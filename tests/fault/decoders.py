@@ -43,7 +43,7 @@ DECODERS: dict[str, tuple[str, Decode]] = {
     "index": (f"{BASE}/rank-00000/index.json.zst", lambda d: codec.decode_index(pack(d), "the file")),
     "state": (f"{BASE}/rank-00000/state.json", _plainly(StateFile)),
 }
-SEALED = ("store record", "open entry", "checkpoint entry", "receipt")
+SEALED = ("store record", "run record", "open entry", "checkpoint entry", "receipt")
 KINDS = tuple(DECODERS)
 
 

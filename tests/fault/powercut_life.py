@@ -155,6 +155,8 @@ class Life:
             self.save(self.begin(halt), 30)
         with self.killed(only="unlink", match="/ledger/") as halt:  # its entry has a name that is not synced
             self.save(self.begin(halt), 30)
+        with self.killed(only="unlink", match="/ledger/") as halt:
+            self.save(self.begin(halt), 33)
         # Somebody only looks, and takes the weights away; whatever happens here, that checkpoint must stay.
         self.mark("believed", read_catalog(self.store(), PLACES, "home").offered()[0].folder)
         self.writer_killed()

@@ -257,6 +257,7 @@ def test_a_sample_of_flipped_bits_is_found_and_never_loaded(world: Image) -> Non
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3600)
 def test_ten_thousand_flipped_bits_are_found_and_never_loaded(world: Image) -> None:
     sweep(world, ALL, seed=2)
 

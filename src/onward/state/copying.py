@@ -14,8 +14,8 @@ from onward.state import tensors as exact
 
 log = logging.getLogger("onward")
 
-Copy = tuple[torch.Tensor, memoryview]
-"""A tensor, and the bytes that it goes to."""
+Copy = tuple[torch.Tensor, torch.Tensor]
+"""A tensor, and the place in host memory that it goes to (see ``exact.target_of``)."""
 
 
 class Copier(Protocol):
@@ -52,8 +52,7 @@ class HostCopier:
         """Nothing was prepared."""
 
     def start(self, copies: Sequence[Copy]) -> None:
-        for tensor, view in copies:
-            exact.copy_into(tensor, view)
+        exact.copy_all(copies)
 
     def protect(self) -> None:
         """The copies are over."""
@@ -89,8 +88,7 @@ class StreamCopier:
         # Without this wait the copy would race with the kernels of the optimizer step that has just been launched.
         self._stream.wait_stream(self._device.current_stream())
         with self._device.stream(self._stream):
-            for tensor, view in copies:
-                exact.copy_into(tensor, view, non_blocking=True)
+            exact.copy_all(copies, non_blocking=True)
             self._event = self._device.Event()
             self._event.record(self._stream)
 

@@ -11,7 +11,7 @@ import binascii
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,29 +54,74 @@ class Snapshot:
     tags: tuple[ComponentTag, ...]
 
 
-def take(components: Sequence[Component], step: int) -> Snapshot:
+class Known(NamedTuple):
+    """A tensor as it was met before: while all of this holds, it need not be looked at again."""
+
+    tensor: torch.Tensor
+    path: TypedPath
+    key: Key
+    alias: torch.Tensor
+    address: int
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    def holds(self, tensor: torch.Tensor, path: TypedPath) -> bool:
+        """Whether ``tensor`` at ``path`` is what it was."""
+        return (
+            self.tensor is tensor
+            and self.path == path
+            and self.address == tensor.data_ptr() != 0
+            and self.dtype is tensor.dtype
+            and self.shape == tensor.shape
+            and self.stride == tensor.stride()
+        )
+
+
+class Memory:
+    """What one snapshot tells the next, so that what did not change is not worked out again while training waits."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Known] = {}
+        self.keys: list[Key] = []
+        self.layout: Layout | None = None
+        self.ties: dict[Key, Key] = {}
+
+
+def take(components: Sequence[Component], step: int, memory: Memory | None = None) -> Snapshot:
     """Asks every component for its state and encodes it; copies no tensor.
+
+    Args:
+        components: What is registered.
+        step: Completed global optimizer steps.
+        memory: Carried from one snapshot of these components to the next; None to begin anew.
 
     Raises:
         UnsupportedState: Something in a state cannot be saved exactly; the message names its path.
+        SaveFailed: A component cannot give its state.
     """
+    memory = Memory() if memory is None else memory
     names = [component.name for component in components]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigurationError(f"two components have the name {', '.join(twice)}", next_step="rename one of them")
-    found: dict[Key, torch.Tensor] = {}
+    shared = _SharedLeaf(memory.known)
     state: dict[str, JsonTree] = {}
     for component in components:
-        leaf = _SharedLeaf(found) if component.scope == "global" else _InlineLeaf()
+        leaf = shared if component.scope == "global" else _InlineLeaf()
         state[component.name] = encode(_state_of(component), (component.name,), leaf)
-    ties = exact.find_ties(found)
-    return Snapshot(
-        state=state,
-        tensors={key: tensor for key, tensor in found.items() if key not in ties},
-        layout=Layout(
+    memory.known = shared.met  # and no more: what is not met any more must not be kept alive
+    found = shared.found
+    if memory.layout is None or shared.changed or memory.keys != list(found):
+        memory.keys, memory.ties = list(found), exact.find_ties(found)
+        memory.layout = Layout(
             format=FORMAT,
             meshes=(),
-            tensors=tuple(_layout(key, found[key], ties.get(key)) for key in sorted(found)),
-        ),
+            tensors=tuple(_layout(key, found[key], memory.ties.get(key)) for key in sorted(found)),
+        )
+    return Snapshot(
+        state=state,
+        tensors={key: tensor for key, tensor in found.items() if key not in memory.ties},
+        layout=memory.layout,
         tags=tuple(
             ComponentTag(name=each.name, kind=each.kind, scope=each.scope, step=step, counters=each.counters())
             for each in components
@@ -157,13 +202,27 @@ def _small(value: object, path: TypedPath) -> JsonTree | None:
 class _SharedLeaf:
     """Global scope: tensors and large numpy arrays are noted under their key, for the shard files."""
 
-    def __init__(self, found: dict[Key, torch.Tensor]) -> None:
-        self._found = found
+    def __init__(self, known: dict[int, Known]) -> None:
+        self._known = known
+        self.found: dict[Key, torch.Tensor] = {}
+        self.met: dict[int, Known] = {}
+        self.changed = False
 
     def __call__(self, value: object, path: TypedPath) -> JsonTree | None:
         if isinstance(value, torch.Tensor):
+            known = self._known.get(id(value))
+            if known is not None and known.holds(value, path) and known.key not in self.found:
+                self.found[known.key] = known.alias
+                self.met[id(value)] = known
+                return {"$tensor": known.key}
+            self.changed = True
             exact.require_supported(path, value)
-            return {"$tensor": self._note(value, path)}
+            key = self._note(value, path)
+            if all(type(element) is str for element in path):  # 1 and True are equal, but not one path
+                self.met[id(value)] = Known(
+                    value, path, key, self.found[key], value.data_ptr(), value.dtype, value.shape, value.stride()
+                )
+            return {"$tensor": key}
         if isinstance(value, np.ndarray):
             if type(value) is not np.ndarray or value.dtype not in _NUMPY_TO_TORCH or not value.dtype.isnative:
                 return None
@@ -174,9 +233,9 @@ class _SharedLeaf:
 
     def _note(self, tensor: torch.Tensor, path: TypedPath) -> Key:
         key = key_of(path)
-        if key in self._found:  # two NaN keys in one dict: different to Python, one name on disk
+        if key in self.found:  # two NaN keys in one dict: different to Python, one name on disk
             raise UnsupportedState(f"two tensors have the one path {readable(path)}")
-        self._found[key] = tensor.detach()
+        self.found[key] = tensor.detach()
         return key
 
 

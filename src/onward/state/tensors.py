@@ -7,7 +7,7 @@ negative zeros and dtypes for which torch has no arithmetic survive, whatever th
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -30,7 +30,20 @@ def require_supported(path: TypedPath, tensor: torch.Tensor) -> None:
     Raises:
         UnsupportedState: A subclass, a layout other than strided, or a tensor without memory of its own.
     """
-    where = readable(path)
+    kind = type(tensor)
+    if (
+        (kind is torch.Tensor or kind is torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and tensor.dtype in _NAMES
+        and not (tensor.is_nested or tensor.is_meta or tensor.is_quantized)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and _last_byte(tensor) <= tensor.untyped_storage().nbytes()
+    ):
+        return  # the path is put into words for a refusal only: this runs for every tensor while training waits
+    _refuse(readable(path), tensor)
+
+
+def _refuse(where: str, tensor: torch.Tensor) -> None:
     if is_lazy(tensor):
         raise UnsupportedState(
             f"{where} is a lazy parameter or buffer that has no shape yet",
@@ -120,6 +133,31 @@ def copy_into(tensor: torch.Tensor, dest: memoryview | torch.Tensor, *, non_bloc
         _copy_bits(tensor, _over(target.untyped_storage(), tensor.dtype, tuple(tensor.shape)), non_blocking)
 
 
+def target_of(view: memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Host memory as the tensor that ``copy_all`` fills: of integers as wide as one item, over ``view``."""
+    carrier = _CARRIERS.get(dtypes.itemsize(dtype), torch.int64)
+    if dtypes.itemsize(dtype) not in _CARRIERS:
+        shape = (*shape, 2)
+    if not len(view):
+        return torch.empty(shape, dtype=carrier)
+    return torch.from_numpy(np.frombuffer(view, dtype=np.uint8)).view(carrier).view(shape)
+
+
+def copy_all(copies: Sequence[tuple[torch.Tensor, torch.Tensor]], *, non_blocking: bool = False) -> None:
+    """Copies detached tensors, bit for bit, each into the target that ``target_of`` made for it.
+
+    One call for all of them: the interpreter's lock is let go of once, not taken again for every tensor.
+    """
+    sources = [
+        tensor.view(target.dtype)
+        if target.itemsize == tensor.itemsize and not tensor.is_conj() and not tensor.is_neg()
+        else _bits(tensor)
+        for tensor, target in copies
+    ]
+    if sources:
+        torch._foreach_copy_([target for _, target in copies], sources, non_blocking)
+
+
 def write_bytes(tensor: torch.Tensor, source: torch.Tensor) -> None:
     """Overwrites the items of ``tensor`` in place with those of ``source``, bit for bit.
 
@@ -157,14 +195,18 @@ def find_ties(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, Key]:
 
     Tensors without memory are never tied, although torch gives all of them the address 0.
     """
-    first: dict[object, Key] = {}
-    ties: dict[Key, Key] = {}
+    # Most addresses belong to one tensor; only those that share one are compared in full.
+    sharing: dict[int, list[Key]] = {}
     for key, tensor in tensors.items():
-        if nbytes(tensor) == 0 or tensor.data_ptr() == 0:
-            continue
-        owner = first.setdefault(_place(tensor), key)
-        if owner != key:
-            ties[key] = owner
+        if (address := tensor.data_ptr()) and tensor.numel():
+            sharing.setdefault(address, []).append(key)
+    ties: dict[Key, Key] = {}
+    for keys in sharing.values():
+        first: dict[object, Key] = {}
+        for key in keys if len(keys) > 1 else ():
+            owner = first.setdefault(_place(tensors[key]), key)
+            if owner != key:
+                ties[key] = owner
     return ties
 
 

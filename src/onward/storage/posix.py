@@ -315,9 +315,20 @@ class PosixSink:
                 part = self._aligned(part)
             with self._store._errors("write", self._path):
                 # One call writes at most 2147479552 bytes, and may write fewer at any time.
-                count = self._store.calls.write(self._fd, part, self._path)
+                try:
+                    count = self._store.calls.write(self._fd, part, self._path)
+                except OSError as error:
+                    if not self._direct or error.errno != errno.EINVAL:
+                        raise
+                    # Some filesystems take the flag and refuse the write; the same bytes go through the cache then.
+                    self._leave_direct()
+                    continue
             self._size += count
             view = view[count:]
+
+    def _leave_direct(self) -> None:
+        self._direct = False
+        self._store.calls.set_direct(self._fd, False)
 
     def _aligned(self, part: memoryview) -> memoryview:
         """The leading bytes that may be written directly; leaves direct mode when there are none."""
@@ -329,8 +340,7 @@ class PosixSink:
                 bounce = memoryview(mmap.mmap(-1, fits))
                 bounce[:] = part
                 return bounce
-        self._direct = False
-        self._store.calls.set_direct(self._fd, False)
+        self._leave_direct()
         return part
 
     def finish(self, barrier: Barrier) -> int:

@@ -6,6 +6,7 @@ manual says. The probe leaves nothing behind.
 
 from __future__ import annotations
 
+import mmap
 import os
 import secrets
 import threading
@@ -16,7 +17,7 @@ from typing import Literal
 
 from onward.errors import StorageError
 from onward.storage.base import AlreadyExists, Barrier, Store, remove_tree
-from onward.storage.posix import PosixStore
+from onward.storage.posix import DIRECT_ALIGN, PosixStore
 
 _RACERS = 8
 _ROUNDS = 4
@@ -158,5 +159,9 @@ def _direct_io(store: Store, scratch: str) -> bool:
         fd = os.open(store.local_path(f"{scratch}/direct"), os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
     except OSError:
         return False
-    os.close(fd)
-    return True
+    try:
+        return os.write(fd, mmap.mmap(-1, DIRECT_ALIGN)) == DIRECT_ALIGN  # some take the flag and refuse the write
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

@@ -10,6 +10,7 @@ its store in ``filled``. Nothing here needs a test framework; any runner that ca
 
 from __future__ import annotations
 
+import mmap
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
@@ -22,6 +23,7 @@ __all__ = ["ReadOnlyConformance", "ReadingConformance", "StoreConformance", "fil
 
 ODD_NAMES = ("a b", "quote'\"", "emoji-\U0001f680", "\u4e2d\u6587", ".hidden", "-dash", "semi;colon", "50%", "x" * 200)
 _RACERS = 8
+_PAGE = 4096
 
 
 def race(action: Callable[[int], object]) -> tuple[list[int], list[OnwardError]]:
@@ -145,6 +147,25 @@ class StoreConformance(ReadingConformance):
         tail = memoryview(bytearray(256))
         store.read_into("file", len(data) - 256, tail)
         assert tail == data[-256:]
+
+    def test_a_direct_file_is_the_same_file(self) -> None:
+        """Whether or not the store can write past the cache: aligned memory, odd memory, odd lengths, in any order."""
+        store = self.make()
+        aligned = memoryview(mmap.mmap(-1, 4 * _PAGE))
+        aligned[:] = bytes(range(256)) * (4 * _PAGE // 256)
+        orders: tuple[tuple[memoryview | bytes, ...], ...] = (
+            (aligned,),
+            (bytes(aligned[:_PAGE]), aligned[_PAGE:]),
+            (aligned[: 2 * _PAGE], aligned[2 * _PAGE : 3 * _PAGE + 5], aligned[3 * _PAGE + 5 :]),
+            (aligned[:7], aligned[7:]),
+            (b"", aligned[:_PAGE], b"", aligned[_PAGE : 2 * _PAGE], aligned[2 * _PAGE :]),
+        )
+        for number, parts in enumerate(orders):
+            sink = store.open_new(f"file-{number}", direct=True)
+            for part in parts:
+                sink.write(part)
+            assert sink.finish(Barrier.SHARD) == len(aligned)
+            assert store.read(f"file-{number}", limit=LIMIT) == bytes(aligned)
 
     def test_an_abandoned_file_promises_nothing_and_raises_nothing(self) -> None:
         store = self.make()

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,11 +49,9 @@ def saved(disk: PosixStore, threads: int) -> tuple[CheckpointEntry, dict[str, by
     for piece in (piece for file in planned.files for piece in file.pieces):
         data = values[piece.key][piece.offset : piece.offset + piece.nbytes]
         memory[piece.start : piece.start + piece.nbytes] = data
-    state = captured(1)
     layout = Layout(format=1, meshes=(), tensors=tuple(sorted(layouts, key=lambda each: each.key)))
-    changed = {"layout": layout, "plan": planned, "region": staged(memoryview(memory))}
     run = start(disk)
-    made = state.__class__(**{**vars(state), **changed})
+    made = replace(captured(1), layout=layout, plan=planned, region=staged(memoryview(memory)))
     entry = save(run, made, context(assets={"a b.txt": b"", "sub/x": b"y"}), SaveSettings(threads=threads)).entry
     run.end()
     return entry, values
