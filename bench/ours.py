@@ -24,7 +24,8 @@ class _Outcomes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg.startswith("committed") and isinstance(record.args, tuple):
-            self.seconds.append(dict(record.args[1]))
+            seconds: Any = record.args[1]
+            self.seconds.append(dict(seconds))
 
 
 class Ours:

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from bench.library import remove, sync
 from bench.limits import RawWrite
 from bench.ours import Ours
-from bench.rivals import Dcp, remove, sync
+from bench.rivals import Dcp
 from bench.state import Size, build, many
 
 _FILES = (4, 8)

@@ -3,66 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from bench.library import Rival, into, sync
 from bench.state import Trainee
 
 warnings.filterwarnings("ignore", module="torch")
 THREADS = 4
-
-
-class Rival(ABC):
-    """A library that saves and loads the state.
-
-    Attributes:
-        name: In the table.
-        syncs: Which of its bytes are durable when it says that they are saved.
-        hashes: What it could later check the bytes against.
-        setting: How it is used.
-    """
-
-    name: ClassVar[str]
-    syncs: ClassVar[str] = "no"
-    hashes: ClassVar[str] = "none"
-    setting: ClassVar[str] = ""
-
-    def __init__(self, trainee: Trainee) -> None:
-        self.trainee = trainee
-
-    @abstractmethod
-    def save(self, path: Path) -> None:
-        """Saves; what may go on in the background goes on after this returns."""
-
-    def wait(self) -> None:
-        """Returns when the save is over."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a save goes on in the background."""
-        return False
-
-    def update(self) -> AbstractContextManager[object]:
-        """What must be held while the state changes."""
-        return nullcontext()
-
-    @abstractmethod
-    def load(self, path: Path) -> None:
-        """Loads into the live state."""
-
-    def close(self) -> None:
-        """Ends what it started."""
 
 
 class TorchSave(Rival):
@@ -79,7 +34,7 @@ class TorchSave(Rival):
 
     def load(self, path: Path) -> None:
         found = torch.load(path, mmap=True, weights_only=True)
-        _into(found, self.trainee.tree())
+        into(found, self.trainee.tree())
 
 
 class TorchSaveSynced(TorchSave):
@@ -100,7 +55,7 @@ class Safetensors(Rival):
         save_file(self.trainee.flat(), path)
 
     def load(self, path: Path) -> None:
-        _into(load_file(path), self.trainee.flat())
+        into(load_file(path), self.trainee.flat())
 
 
 class Dcp(Rival):
@@ -134,6 +89,7 @@ class DcpThread(Dcp):
 
     name = "dcp.async_save THREAD"
     setting = "DefaultStager kept, staged in the background"
+    background = True
     shared = False
 
     def __init__(self, trainee: Trainee) -> None:
@@ -143,8 +99,7 @@ class DcpThread(Dcp):
 
         if not distributed.is_initialized():
             os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-            store = distributed.FileStore(tempfile.mktemp(prefix="bench-group-"), 1)
-            distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+            distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
         # Pinned memory and non-blocking copies need an accelerator.
         self._stager = DefaultStager(
             StagingOptions(
@@ -208,6 +163,7 @@ class TorchCheckpointing(Rival):
 
     name = "torch_checkpointing"
     setting = f"async, shared memory, use_direct_io=False, {THREADS} threads"
+    background = True
 
     def __init__(self, trainee: Trainee) -> None:
         super().__init__(trainee)
@@ -245,7 +201,7 @@ class TorchCheckpointing(Rival):
         self._manager.close()
 
 
-RIVALS: dict[str, Callable[[Trainee], Rival]] = {
+RIVALS: dict[str, type[Rival]] = {
     kind.name: kind
     for kind in (TorchSave, TorchSaveSynced, Safetensors, Dcp, DcpThread, DcpProcess, TorchCheckpointing)
 }
@@ -256,29 +212,14 @@ def available() -> list[str]:
     return [name for name in RIVALS if name != TorchCheckpointing.name or find_spec("torch_checkpointing")]
 
 
-def sync(path: Path) -> None:
-    """Makes a file durable."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def remove(path: Path) -> None:
-    """Removes what a rival wrote, and lets the filesystem settle."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-    os.sync()
-
-
-def _into(found: Any, live: Any) -> None:
-    """Copies loaded values into the live tensors."""
-    with torch.no_grad():
-        if isinstance(live, torch.Tensor):
-            live.copy_(found)
-        elif isinstance(live, dict):
-            for key, value in live.items():
-                _into(found[key], value)
+def facts() -> dict[str, dict[str, str]]:
+    """What each library makes durable and hashes, ours first; nothing is measured for it."""
+    ours = {
+        "syncs": "files, folders, ledger entry",
+        "hashes": "SHA-256 a file, XXH3-128 a chunk; checked at every load",
+        "setting": "defaults: writer process, 4 threads, O_DIRECT, read back after the commit",
+    }
+    rivals = {
+        name: {"syncs": kind.syncs, "hashes": kind.hashes, "setting": kind.setting} for name, kind in RIVALS.items()
+    }
+    return {"onward": ours, **rivals}

@@ -7,13 +7,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.library import Rival, remove
 from bench.limits import Memcpy
 from bench.ours import Ours
-from bench.rivals import RIVALS, remove
+from bench.rivals import RIVALS
 from bench.state import Size, build
 from bench.training import due, train
 
-_COPIES_PER_STEP = 1.5
+_COPIES_PER_STEP = 1.3
+_BETWEEN_SAVES = 1.6
+_SHORT_STEP = 0.02
 _SETTLING = 1.0
 
 
@@ -62,40 +65,44 @@ def rival_stall(folder: Path, size: Size, *, name: str) -> dict[str, Any]:
     trainee = build(size)
     copy = Memcpy(trainee.tensors())
     rival = RIVALS[name](trainee)
-    pause = max(size.step_seconds, _COPIES_PER_STEP * copy.seconds())  # good for those that overlap
     folder.mkdir()
-    steps, saves = max(size.steps // 4, 5), max(size.saves // 2, 1)
-    saving = due(steps, saves)
+    whole = [_whole(rival, folder / f"whole-{number}") for number in range(size.rival_rounds + 1)]
+    # Long enough for those that copy during the step, and for their writing to end before the next save.
+    pause = max(_SHORT_STEP, _COPIES_PER_STEP * copy.seconds()) if rival.background else _SHORT_STEP
+    every = round(_BETWEEN_SAVES / pause) if rival.background else 3
+    saves = min(size.saves, 3)
+    saving = due(every * saves, saves)
     rounds = []
-    for number in range(size.rival_rounds + 1):
-        paths = [folder / f"{number}-{step}" for step in range(steps)]
+    for number in range(size.rival_rounds):
 
-        def after(step: int, paths: list[Path] = paths) -> None:
+        def after(step: int, number: int = number) -> None:
             if step in saving:
                 rival.wait()
-                rival.save(paths[step])
+                rival.save(folder / f"{number}-{step}")
 
-        last = folder / f"{number}-whole"
-        started = time.perf_counter()
-        rival.save(last)
-        rival.wait()
-        whole = time.perf_counter() - started
         memcpy = copy.seconds()
-        without = train(trainee, steps, pause)
-        saved = train(trainee, steps, pause, after, rival.update)
+        without = train(trainee, every * saves, pause)
+        saved = train(trainee, every * saves, pause, after, rival.update)
         rival.wait()
-        rival.load(last)
-        started = time.perf_counter()
-        rival.load(last)
-        loaded = time.perf_counter() - started
-        if number:  # the first round fills caches and starts processes
-            rounds.append(
-                {"memcpy": memcpy, "stall": (saved - without) / len(saving), "whole": whole, "load": loaded}
-            )
-        for path in [*paths, last]:
-            remove(path)
+        for step in saving:
+            remove(folder / f"{number}-{step}")
+        rounds.append({"memcpy": memcpy, "stall": (saved - without) / len(saving), **whole[number + 1]})
     rival.close()
     return {"rounds": rounds, "syncs": rival.syncs, "hashes": rival.hashes, "setting": rival.setting}
+
+
+def _whole(rival: Rival, path: Path) -> dict[str, float]:
+    """A save from the call to its end, and a load of it, the second one: warm."""
+    started = time.perf_counter()
+    rival.save(path)
+    rival.wait()
+    saved = time.perf_counter() - started
+    rival.load(path)
+    started = time.perf_counter()
+    rival.load(path)
+    loaded = time.perf_counter() - started
+    remove(path)
+    return {"whole": saved, "load": loaded}
 
 
 def first_save(folder: Path, size: Size) -> dict[str, Any]:

@@ -49,9 +49,9 @@ FULL = Size(
     vocabulary=32768,
     steps=200,
     saves=5,
-    step_seconds=0.05,
+    step_seconds=0.04,
     rounds=5,
-    rival_rounds=3,
+    rival_rounds=2,
     many=20_000,
 )
 QUICK = Size(

@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.library import remove
 from bench.ours import Ours
-from bench.rivals import DcpThread, remove
+from bench.rivals import DcpThread
 from bench.state import Size, build
 from bench.training import BusyTrainer, train
 

@@ -11,7 +11,7 @@ import torch
 from steps import Everywhere, Slow, Unseen, numbers_of, slowly
 
 import onward
-from cases.shared import folder, running
+from fault.writers import folder, running
 from onward.save.saver import Saver
 
 ROUNDS = 60

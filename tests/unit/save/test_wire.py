@@ -28,6 +28,7 @@ ENTRY = CheckpointEntry(
 def save_message(**changes: Any) -> Save:
     values: dict[str, Any] = {
         "step": 3,
+        "plan_digest": "p",
         "layout": Layout(
             format=FORMAT,
             meshes=(),

@@ -184,7 +184,6 @@ def test_each_of_the_three_waits_is_needed(kind: type[StreamCopier], monkeypatch
     assert wrong > 5
 
 
-@pytest.mark.xfail(strict=True, reason="protect looks at the event twice; another thread may have taken it between")
 def test_finish_in_one_thread_cannot_take_the_event_from_under_protect_in_another() -> None:
     """The save's thread finishes while the training loop protects its step: both want the one event."""
     device = Device(0)

@@ -60,7 +60,6 @@ def test_a_step_inside_the_backward_pass_is_refused() -> None:
     assert problem(components) is None
 
 
-@pytest.mark.xfail(strict=True, reason="torch's own optimizer-in-backward leaves another mark on its parameters")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_torchs_own_optimizer_in_backward_is_refused() -> None:
     from torch.distributed.optim import _apply_optimizer_in_backward, _get_in_backward_optimizers
@@ -132,7 +131,6 @@ def test_empty_tensors_are_not_held() -> None:
     assert not held_by([stub(torch.optim.SGD([parameter]))])(parameter)
 
 
-@pytest.mark.xfail(strict=True, reason="tensors are told apart by their first byte alone")
 def test_a_tensor_is_not_held_because_it_begins_where_a_parameter_begins() -> None:
     """A buffer whose first part is a parameter: the rest of it belongs to forward."""
     whole = torch.zeros(10)
