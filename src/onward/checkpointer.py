@@ -85,6 +85,8 @@ class Checkpointer:
         self._config = config if isinstance(config, Config) else load_config(config)
         self.run = run_name(run or self._config.run)
         self._described = describe or RunDescription(description=Description())
+        # Read once: a file that is edited or removed later must change neither checkpoints nor training.
+        self._assets = {name: _content(value) for name, value in self._described.assets.items()}
         self._components = register(
             model=model,
             optimizer=optimizer,
@@ -204,6 +206,7 @@ class Checkpointer:
         self._saver.look_after()
         is_due = due(self._config.triggers, self._boundary, boundary)
         self._boundary, self._position = boundary, self._data_position()
+        self._saver.stepped = False
         reason = reason or self._requested or ("due" if is_due else "asked for")
         if not (is_due or save or self._requested is not None):
             return StepOutcome()
@@ -223,10 +226,16 @@ class Checkpointer:
         self._taken_over()
         if step is not None and step < self._boundary:
             raise UsageError(f"{self._boundary} steps are complete; a checkpoint of step {step} cannot be made now")
-        if (step is None or step == self._boundary) and self._position != self._data_position():
-            raise MidStep(f"data was drawn since step {self._boundary} was complete, so the state is between two steps")
+        if step is None or step == self._boundary:
+            if self._position != self._data_position():
+                raise MidStep(
+                    f"data was drawn since step {self._boundary} was complete: the state is between two steps"
+                )
+            if self._saver.stepped:
+                raise MidStep(f"the optimizer has stepped since step {self._boundary} was complete")
         if step is not None:
             self._boundary, self._position = step, self._data_position()
+        self._saver.stepped = False
         self._collect(wait=False)
         self._begin_save(reason=reason, birth_class="requested", may_skip=False)
         if wait:
@@ -308,7 +317,7 @@ class Checkpointer:
             birth_class=birth_class,
             reason=reason,
             parent=self._parent,
-            assets={name: _content(value) for name, value in self._described.assets.items()},
+            assets=self._assets,
         )
 
     def _collect(self, *, wait: bool) -> None:
@@ -350,4 +359,9 @@ class Checkpointer:
 
 
 def _content(asset: bytes | Path) -> bytes:
-    return asset if isinstance(asset, bytes) else asset.read_bytes()
+    if isinstance(asset, bytes):
+        return asset
+    try:
+        return asset.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"the asset {asset} cannot be read: {error.strerror}") from error

@@ -123,7 +123,8 @@ def flip(path: Path, at: int = -1) -> None:
 
 def raw(tensor: torch.Tensor) -> bytes:
     """The items of a tensor as bytes: ``torch.equal`` is false for NaN, and true for 0.0 and -0.0."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    # A copy, for memory that numpy has seen can never be resized again.
+    flat = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 

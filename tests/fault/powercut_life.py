@@ -213,7 +213,6 @@ class Life:
 
 
 _KINDS = (
-    (r"", "the root"),
     (r"\.onward\.json\..*", "onward.json"),
     (r"runs", "runs/"),
     (r"runs/r", "the run's folder"),
@@ -237,23 +236,34 @@ def site_of(call: Call) -> str:
     assert call.barrier is not None
     if call.barrier == "LEDGER_BELIEVED":
         return f"{call.barrier}, {_listing()}"
+    if call.path == "":
+        return f"{call.barrier}, the root, {'with' if 'create' in _callers() else 'before'} the store's own file"
     for pattern, kind in _KINDS:
         if found := re.fullmatch(pattern, call.path):
             return f"{call.barrier}, {kind or found[1]}"
     raise AssertionError(f"a barrier on an unknown place: {call.path}")
 
 
-def _listing() -> str:
-    """Who lists the ledger: it is one fsync in the code, or two, that serve several purposes."""
-    callers: list[str] = []
+def _callers() -> list[str]:
     frame: FrameType | None = sys._getframe()
+    names: list[str] = []
     while frame is not None:
-        callers.append(frame.f_code.co_name)
-        if frame.f_code.co_name == "take_over":
-            if "read_ledger" not in callers:
-                return "walking past a taken number"
-            return "listing after the fence" if "fence" in frame.f_locals else "listing before the fence"
-        if frame.f_code.co_name == "reattach":
-            return "the look after the writer's death"
+        names.append(frame.f_code.co_name)
         frame = frame.f_back
-    return "any other listing"
+    return names
+
+
+def _listing() -> str:
+    """Who lists the ledger: few places in the code, that serve several purposes."""
+    callers = _callers()
+    if "reattach" in callers:
+        return "the look after the writer's death"
+    if "take_over" not in callers:
+        return "any other listing"
+    if "read_ledger" not in callers:
+        return "walking past a taken number"
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "take_over":
+        frame = frame.f_back
+    assert frame is not None
+    return "listing after the fence" if "fence" in frame.f_locals else "listing before the fence"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
 
 from onward.errors import OnwardError, UnknownFormat
+from onward.format.digests import xxh3
 from onward.format.shardfile import ShardEntry, build_header
+from onward.upkeep.verify import verify
 from recorder import resumed
-from support import PLACES, key
+from support import PLACES, RUN, key, place_of
 
 from .forging import Plain, forge, pack, plain, reheaded, spell
 from .judging import FOLDER, INDEX, NUMBER, SHARD, good, judge, shard_and_index
@@ -37,6 +42,55 @@ def test_a_shard_header_that_lies_about_its_tensors_is_refused(change: str) -> N
     shard += b"\0" * (change == "longer")
     shard = reheaded(index, shard, build_header(entries, metadata))
     judge(forge(good(), FOLDER, NUMBER, raw={SHARD: shard, INDEX: pack(spell(index))}), SHARD)
+
+
+def _longer_than_the_file(header: bytes) -> bytes:
+    return (2**40).to_bytes(8, "little") + header[8:]
+
+
+def _not_json(header: bytes) -> bytes:
+    return header[:8] + header[8:].replace(b"{", b"<", 1)
+
+
+def _overlapping(header: bytes) -> bytes:
+    table = plain(header[8:])
+    first, second = [name for name in table if name != "__metadata__" and table[name]["shape"]][:2]
+    size = table[second]["data_offsets"][1] - table[second]["data_offsets"][0]
+    begin = table[first]["data_offsets"][0]
+    table[second]["data_offsets"] = [begin, begin + size]
+    text = spell(table).rstrip()
+    return header[:8] + text.ljust(len(header) - 8)
+
+
+def _a_name_twice(header: bytes) -> bytes:
+    text = header[8:].rstrip()
+    first = text.index(b'"[', 1)
+    entry = text[first : text.index(b"}", first) + 1]
+    return header[:8] + (text[:-1] + b"," + entry + b"}").ljust(len(header) - 8)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (_longer_than_the_file, "says its header has"),
+        (_not_json, "not JSON"),
+        (_overlapping, "overlaps|belong to no tensor"),
+        (_a_name_twice, "twice"),
+    ],
+)
+def test_a_header_that_is_none_is_named_by_verification_and_load(spoil: Callable[[bytes], bytes], reason: str) -> None:
+    """T148: length too large, not JSON, overlapping offsets, a doubled name: the file and what is wrong with it."""
+    shard, index = shard_and_index()
+    file = index["files"][0]
+    header = spoil(shard[: file["header_bytes"]])
+    assert len(header) == file["header_bytes"]
+    file["header_xxh3"] = xxh3(header)
+    forged = {SHARD: header + shard[file["header_bytes"] :], INDEX: pack(spell(index))}
+    store = forge(good(), FOLDER, NUMBER, raw=forged)
+    report = verify(place_of(store, FOLDER), None, run=RUN, threads=1)
+    found = [finding for finding in report.findings if finding.file == SHARD]
+    assert re.search(reason, found[0].message)
+    judge(forge(good(), FOLDER, NUMBER, raw=forged), SHARD)
 
 
 @pytest.mark.parametrize("power", [36, 40, 54])

@@ -178,8 +178,7 @@ def broken_without(root: Path, leave: Callable[[Call], bool], until: str | None 
     life.leave = leave_and_note
     live(life)
     cuts = Cuts(life.log)
-    begun = max(first[0], next(at for at, operation in enumerate(life.log) if operation.path == "initialised"))
-    for point in sorted(at for at in decisive(life.log) if at >= begun):
+    for point in sorted(at for at in decisive(life.log) if at >= first[0]):
         in_ledger = point < len(life.log) and "/ledger" in life.log[point].path
         cuts.run([point], lambda at, n=12 if in_ledger else 3: (NOTHING, NAMES_ONLY, ZEROS, *drawn_fates(at * 100, n)))
         if until in cuts.broken or (until is None and cuts.broken):

@@ -121,7 +121,7 @@ class OpenCheckpoint:
             DamagedFile: The index is not what its rank's record says, or does not fit the layout.
         """
         path = f"{rank_folder(rank)}/{INDEX}"
-        data = self.place.read(path, self.sums.get(path, ""), self._limit(rank, INDEX))
+        data = self._sized(rank, INDEX)
         index = self.place.decoded(decode_index, data, path, rank)
         if index.rank != rank:
             raise DamagedFile(self.place.finding(path, f"it is of rank {index.rank}", rank))
@@ -139,15 +139,20 @@ class OpenCheckpoint:
     def state(self, rank: int) -> dict[str, JsonTree]:
         """The typed non-tensor state of one rank: component name → encoded tree."""
         path = f"{rank_folder(rank)}/{STATE}"
-        data = self.place.read(path, self.sums.get(path, ""), self._limit(rank, STATE))
+        data = self._sized(rank, STATE)
         state = self.place.decoded(lambda d, p: decode(d, StateFile, p), data, path, rank)
         if state.rank != rank:
             raise DamagedFile(self.place.finding(path, f"it is of rank {state.rank}", rank))
         return state.components
 
-    def _limit(self, rank: int, name: str) -> int:
-        """What a file has by its record; a larger one is refused before it is read."""
-        return min(LIMITS[name], max((f.size for f in self.records[rank].files if f.path == name), default=0))
+    def _sized(self, rank: int, name: str) -> bytes:
+        """A small file of a rank, of exactly its recorded size; a larger one is refused before it is read."""
+        path = f"{rank_folder(rank)}/{name}"
+        size = next((file.size for file in self.records[rank].files if file.path == name), 0)
+        data = self.place.read(path, self.sums.get(path, ""), min(LIMITS[name], size))
+        if len(data) != size:
+            raise DamagedFile(self.place.finding(path, f"it has {len(data)} bytes instead of {size}", rank))
+        return data
 
 
 def _piece_problem(piece: Piece, file: IndexFile, tensor: TensorLayout | None) -> str:

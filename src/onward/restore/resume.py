@@ -12,7 +12,7 @@ import torch
 
 from onward.catalog.incarnation import Incarnation
 from onward.catalog.ledger import read_ledger
-from onward.catalog.listing import Catalog, read_catalog
+from onward.catalog.listing import Catalog, list_runs, read_catalog
 from onward.catalog.quarantine import quarantine
 from onward.catalog.reader import DamagedFile, OpenCheckpoint, as_findings, open_checkpoint
 from onward.catalog.receipts import write_receipt
@@ -116,6 +116,13 @@ def resume(
     for finding in catalog.findings:
         say(f"{finding.file}: {finding.message}")
     if not warm and _is_first_start(catalog):
+        # A misspelt name of a run must not train for days from zero in silence.
+        others = [run for run in list_runs(incarnation.store) if run != places.run]
+        if others:
+            say(
+                f"nothing was ever committed in the run {places.run!r}, so it begins at step 0; this store also has "
+                f"the runs {', '.join(others[:10])}"
+            )
         return Start(next_step=0, checkpoint=None, mode="first-start", recovered=incarnation.recovered)
     rejected: list[Rejection] = []
     ready: _Ready | None = None
@@ -124,7 +131,7 @@ def resume(
             ready = _prepare(incarnation, places, info, components, description, settings, warm, rank, world_size)
             break
         except (Damaged, StorageError) as error:
-            rejection = _reject(incarnation, places, info, error)
+            rejection = _reject(incarnation, places, info, error, say)
             if rejection is not None:
                 rejected.append(rejection)
                 say(f"rejected {info.folder}: {rejection.reasons[0].file} {rejection.reasons[0].message}")
@@ -146,21 +153,25 @@ def resume(
         check_counters(ready.opened, ready.components)
     done = time.perf_counter()
     seconds = {"select-and-verify": round(prepared - clock, 6), "apply": round(done - prepared, 6)}
-    write_receipt(
-        incarnation.store,
-        places,
-        kind="loaded",
-        sequence=ready.info.sequence,
-        folder=ready.info.folder,
-        tier=incarnation.tier,
-        details={
-            "mode": "warm-start" if warm else "strict",
-            "incarnation": incarnation.ledger.incarnation,
-            "seconds": seconds,
-            "rejected": [r.folder for r in rejected],
-            "differences": [d.field for d in ready.fit.differences],
-        },
-    )
+    details = {
+        "mode": "warm-start" if warm else "strict",
+        "incarnation": incarnation.ledger.incarnation,
+        "seconds": seconds,
+        "rejected": [r.folder for r in rejected],
+        "differences": [d.field for d in ready.fit.differences],
+    }
+    try:
+        write_receipt(
+            incarnation.store,
+            places,
+            kind="loaded",
+            sequence=ready.info.sequence,
+            folder=ready.info.folder,
+            tier=incarnation.tier,
+            details=details,
+        )
+    except StorageError as error:  # the state was loaded; that a store takes no receipt does not undo it
+        say(f"the receipt of this load could not be written: {error.message}")
     return Start(
         next_step=0 if warm else ready.info.step,
         checkpoint=ready.info,
@@ -243,7 +254,11 @@ def _apply(ready: _Ready) -> None:
 
 
 def _reject(
-    incarnation: Incarnation, places: RunPlaces, info: CheckpointInfo, error: Damaged | StorageError
+    incarnation: Incarnation,
+    places: RunPlaces,
+    info: CheckpointInfo,
+    error: Damaged | StorageError,
+    say: Callable[[str], None],
 ) -> Rejection | None:
     """Takes a checkpoint out of the choice; None when it turns out to have been deleted meanwhile."""
     view = read_ledger(incarnation.store, places)
@@ -252,7 +267,11 @@ def _reject(
     findings = as_findings(error, incarnation.tier, info.folder)
     damaged = isinstance(error, DamagedFile) or (isinstance(error, Damaged) and not isinstance(error, NotFound))
     if damaged:
-        quarantine(incarnation.store, places, info, findings, tier=incarnation.tier)
+        try:
+            quarantine(incarnation.store, places, info, findings, tier=incarnation.tier)
+        except StorageError as failure:  # it is found damaged again at the next start
+            damaged = False
+            say(f"{info.folder} could not be quarantined: {failure.message}")
     return Rejection(sequence=info.sequence, step=info.step, folder=info.folder, reasons=findings, quarantined=damaged)
 
 

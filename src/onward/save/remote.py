@@ -172,6 +172,7 @@ class WriterProcess:
             reply, _ = receive(self._socket, Reply)
             if isinstance(reply, Failed):
                 error = reply.error()
+                self._end_for_good()  # it is about to end by itself; the next save must not meet it still ending
                 # A store that is away for a moment is no reason to end training; being overtaken is.
                 if isinstance(error, Superseded):
                     raise error

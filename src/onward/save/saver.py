@@ -19,7 +19,7 @@ from onward.save.pipeline import SaveResult, SaveSettings, save
 from onward.save.remote import WriterProcess
 from onward.save.writer import InFlight
 from onward.state.component import Component
-from onward.state.overlap import before_step, held_by, problem
+from onward.state.overlap import after_step, before_step, held_by, problem
 
 log = logging.getLogger("onward")
 
@@ -45,6 +45,8 @@ class Saver:
         self._writer: WriterProcess | None = None
         self._hooks: list[Any] = []
         self.skipped = 0
+        self.stepped = False
+        """Whether an optimizer has stepped since the last step boundary."""
 
     @property
     def writer_pid(self) -> int | None:
@@ -77,8 +79,9 @@ class Saver:
                 self._writer.start()
             except OSError as error:
                 log.error("the writer process could not be started (%s); it is tried again", error)
+        self._hooks = after_step(self._components, self._note_step)
         if self._settings.overlap:
-            self._hooks = before_step(self._components, self.settle)
+            self._hooks += before_step(self._components, self.settle)
 
     def submit(self, step: int, context: SaveContext, *, may_skip: bool) -> bool:
         """Captures the state and lets it be saved; whatever was in flight must have been collected, or is skipped for.
@@ -112,6 +115,9 @@ class Saver:
         capture, self._capture = self._capture, None
         if capture is not None:
             capture.settle()
+
+    def _note_step(self) -> None:
+        self.stepped = True
 
     def collect(self, *, wait: bool) -> Outcome | None:
         """The outcome of the save in flight, once; None when there is none, or it is not over and ``wait`` is off."""

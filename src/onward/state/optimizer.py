@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -46,17 +46,24 @@ class OptimizerComponent:
         name: The component's name.
         optimizer: Any object with ``state`` and ``param_groups`` as torch optimizers have them.
         named_parameters: Every parameter by its canonical name. A tied parameter may be listed under several
-            names; it is saved under the first and found under each.
+            names; it is saved under the first and found under each. A function is asked again when the optimizer
+            holds a parameter that was not there before, such as that of a layer added on the way.
     """
 
     kind: str = "optimizer"
     scope: Scope = "global"
     order: int = 100
 
-    def __init__(self, name: str, optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        name: str,
+        optimizer: Optimizer,
+        named_parameters: Mapping[str, Tensor] | Callable[[], Mapping[str, Tensor]],
+    ) -> None:
         self.name = name
         self.optimizer = optimizer
-        self._named = named_parameters
+        self._ask = named_parameters if callable(named_parameters) else None
+        self._named = named_parameters() if callable(named_parameters) else named_parameters
 
     def state(self) -> dict[str, object]:
         """The state by parameter name; tensors are the live ones.
@@ -163,9 +170,10 @@ class OptimizerComponent:
 
     def _names(self) -> dict[Tensor, str]:
         """The optimizer's parameters in its own order, each with its one name."""
-        known: dict[Tensor, str] = {}
-        for canonical, parameter in self._named.items():
-            known.setdefault(parameter, canonical)  # a tied parameter goes by its first name
+        known = self._known()
+        if self._ask is not None and any(p not in known for g in self.optimizer.param_groups for p in g["params"]):
+            self._named = self._ask()
+            known = self._known()
         names: dict[Tensor, str] = {}
         for index, group in enumerate(self.optimizer.param_groups):
             own = group.get("param_names", ())
@@ -182,6 +190,12 @@ class OptimizerComponent:
             # Under one name, the moments of one of them would be lost.
             raise IncompleteState(f"{self.name}: several parameters go by the name {listed(twice)}")
         return names
+
+    def _known(self) -> dict[Tensor, str]:
+        known: dict[Tensor, str] = {}
+        for canonical, parameter in self._named.items():
+            known.setdefault(parameter, canonical)  # a tied parameter goes by its first name
+        return known
 
     def _by_name(self) -> dict[str, Tensor]:
         return {**self._named, **{name: parameter for parameter, name in self._names().items()}}

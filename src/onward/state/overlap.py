@@ -56,6 +56,15 @@ def before_step(components: Sequence[Component], wait: Callable[[], None]) -> li
     return [optimizer.register_step_pre_hook(lambda *_: wait()) for optimizer in optimizers(components)]
 
 
+def after_step(components: Sequence[Component], note: Callable[[], None]) -> list[Any]:
+    """Makes every optimizer that can tell call ``note`` after its ``step``; returns the handles that undo it."""
+    return [
+        optimizer.register_step_post_hook(lambda *_: note())
+        for optimizer in optimizers(components)
+        if callable(getattr(optimizer, "register_step_post_hook", None))
+    ]
+
+
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]

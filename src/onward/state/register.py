@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -51,7 +51,10 @@ def register(
             raise ConfigurationError(f"the component name {name!r} is taken", next_step="choose another name")
     modules = {"model": model} if model is not None else {}
     modules.update({name: each for name, each in others.items() if isinstance(each, torch.nn.Module)})
-    parameters = _parameters(modules)
+
+    def parameters() -> Mapping[str, torch.Tensor]:
+        return _parameters(modules)
+
     components: list[Component] = [ModelComponent(name, module) for name, module in modules.items()]
     if optimizer is not None:
         components.append(OptimizerComponent("optimizer", optimizer, parameters))
@@ -68,7 +71,7 @@ def register(
     return components
 
 
-def _adapted(name: str, each: Any, parameters: Mapping[str, torch.nn.Parameter]) -> Component:
+def _adapted(name: str, each: Any, parameters: Callable[[], Mapping[str, torch.Tensor]]) -> Component:
     if isinstance(each, torch.optim.Optimizer):
         return OptimizerComponent(name, each, parameters)
     if isinstance(each, torch.optim.lr_scheduler.LRScheduler):
@@ -79,11 +82,14 @@ def _adapted(name: str, each: Any, parameters: Mapping[str, torch.nn.Parameter])
 
 
 def _parameters(modules: Mapping[str, torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
-    """Parameters by canonical name; those of a second module carry the module's name in front."""
+    """Parameters by canonical name; those of a second module carry the module's name and a colon in front.
+
+    A colon, because a part of the model may be called like the second module: ``ema.weight`` is the model's own.
+    """
     found: dict[str, torch.nn.Parameter] = {}
     for name, module in modules.items():
         canonical = canonical_names(module)
-        prefix = "" if name == "model" else f"{name}."
+        prefix = "" if name == "model" else f"{name}:"
         for raw, parameter in module.named_parameters():
             found[prefix + canonical[raw]] = parameter
     return found

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from onward.state import copying
+from onward.state import tensors as exact
 from onward.state.copying import HostCopier, StreamCopier, copier
 from onward.state.staging import Arena
 
@@ -145,18 +146,20 @@ def train(kind: type[StreamCopier], seed: int, monkeypatch: pytest.MonkeyPatch, 
     tensors = [torch.zeros(8) for _ in range(6)]
     views = [memoryview(bytearray(32)) for _ in tensors]
 
-    def copy_into(tensor: torch.Tensor, view: memoryview, *, non_blocking: bool) -> None:
-        assert non_blocking
-        device.launch(lambda: copying.exact_copy(tensor, view))  # type: ignore[attr-defined]
+    targets = [exact.target_of(view, "float32", (8,)) for view in views]
 
-    monkeypatch.setattr(copying, "exact_copy", copying.exact.copy_into, raising=False)
-    monkeypatch.setattr(copying, "exact", type("Exact", (), {"copy_into": staticmethod(copy_into)}))
+    def copy_all(copies: Any, *, non_blocking: bool) -> None:
+        assert non_blocking
+        for copy in copies:
+            device.launch(lambda copy=copy: exact.copy_all([copy]))
+
+    monkeypatch.setattr(copying, "exact", type("Exact", (), {"copy_all": staticmethod(copy_all)}))
     engine, wrong = kind(device, Driver()), 0
     for step in range(1, steps + 1):
         for tensor in tensors:
             device.launch(lambda tensor=tensor, step=step: tensor.fill_(step))  # type: ignore[misc]
         device.some()
-        engine.start(list(zip(tensors, views, strict=True)))
+        engine.start(list(zip(tensors, targets, strict=True)))
         device.some()
         engine.protect()
         for tensor in tensors:
@@ -271,7 +274,7 @@ def test_a_host_copy_is_over_when_start_returns() -> None:
     view = memoryview(bytearray(12))
     engine = HostCopier()
     tensor = torch.tensor([1.0, 2.0, 3.0])
-    engine.start([(tensor, view)])
+    engine.start([(tensor, exact.target_of(view, "float32", (3,)))])
     tensor.zero_()
     engine.protect()
     engine.finish()
