@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+import torch
 
 from onward.catalog.incarnation import Incarnation, begin
 from onward.catalog.listing import read_catalog
@@ -35,6 +37,7 @@ from onward.state.rng import RandomComponent
 from onward.storage.base import Store
 
 log = logging.getLogger("onward")
+_LONGEST_REASON = 1000
 
 
 @dataclass(frozen=True)
@@ -148,17 +151,18 @@ class Checkpointer:
         incarnation = begin(self._store, self.run, lease_seconds=self._config.lease.seconds, say=log.warning)
         settings = replace(self._config.resume, waive=(*self._config.resume.waive, *waive))
         try:
-            start = resume(
-                incarnation,
-                self._components,
-                self._described.description,
-                settings,
-                mode=mode,
-                source_run=source_run,
-                checkpoint=checkpoint,
-                allow_fresh_start=allow_fresh_start,
-                say=log.warning,
-            )
+            with torch.inference_mode(False), torch.no_grad():  # moments made in it could never be stepped
+                start = resume(
+                    incarnation,
+                    self._components,
+                    self._described.description,
+                    settings,
+                    mode=mode,
+                    source_run=source_run,
+                    checkpoint=checkpoint,
+                    allow_fresh_start=allow_fresh_start,
+                    say=log.warning,
+                )
         except BaseException:
             incarnation.end()
             raise
@@ -195,7 +199,7 @@ class Checkpointer:
             UsageError: The step was told before.
         """
         self._taken_over()
-        boundary = step + 1
+        boundary = _whole(step) + 1
         if boundary <= self._boundary and not (boundary == self._boundary == 0):
             raise UsageError(
                 f"step {step} was told before: {self._boundary} steps are complete",
@@ -224,6 +228,7 @@ class Checkpointer:
             MidStep: Data was drawn since the last boundary; use ``request_save`` there.
         """
         self._taken_over()
+        step = None if step is None else _whole(step)
         if step is not None and step < self._boundary:
             raise UsageError(f"{self._boundary} steps are complete; a checkpoint of step {step} cannot be made now")
         if step is None or step == self._boundary:
@@ -315,7 +320,7 @@ class Checkpointer:
             description=msgspec.structs.replace(description, training_started=started),
             training_started=started,
             birth_class=birth_class,
-            reason=reason,
+            reason=reason.encode("utf-8", "replace").decode()[:_LONGEST_REASON],
             parent=self._parent,
             assets=self._assets,
         )
@@ -356,6 +361,14 @@ class Checkpointer:
 
     def _data_position(self) -> object:
         return [component.progress() for component in self._components if isinstance(component, DataComponent)]
+
+
+def _whole(step: Any) -> int:
+    """A step as a plain integer: loops count in numpy and torch too."""
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise UsageError(f"the step is {step!r}, not a whole number") from None
 
 
 def _content(asset: bytes | Path) -> bytes:

@@ -97,16 +97,21 @@ def _info(
 ) -> CheckpointInfo:
     status: Literal["committed", "quarantined", "deleting", "deleted"] = "committed"
     reason = ""
-    verified: Literal["full", "quick", "no"] = "no"
+    lifted: set[object] = set()
+    methods: set[object] = set()
     for receipt in receipts:
         details = receipt.details if isinstance(receipt.details, dict) else {}
         if receipt.kind == "verified" and details.get("ok") is True:
-            full = details.get("method") == "full"
-            verified = "full" if full or verified == "full" else "quick"
-            if full:
-                status, reason = "committed", ""
-        elif receipt.kind == "quarantined":
-            status, reason, verified = "quarantined", str(details.get("reason", "")), "no"
+            methods.add(details.get("method"))
+            lifts = details.get("lifts")
+            lifted.update(each for each in (lifts if isinstance(lifts, list) else []) if isinstance(each, str))
+    for receipt in receipts:
+        if receipt.kind == "quarantined" and receipt.sha256 not in lifted:
+            details = receipt.details if isinstance(receipt.details, dict) else {}
+            status, reason = "quarantined", str(details.get("reason", ""))
+    verified: Literal["full", "quick", "no"] = "full" if "full" in methods else "quick" if methods else "no"
+    if status == "quarantined":
+        verified = "no"
     if gone:
         status = "deleting" if present else "deleted"
     return CheckpointInfo(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from onward.catalog.receipts import write_receipt
+from onward.catalog.receipts import read_receipts, write_receipt
 from onward.format.names import RunPlaces
 from onward.records import CheckpointEntry, CheckpointInfo, Finding, VerifyReport
 from onward.storage.base import Store
@@ -18,6 +18,12 @@ _KEPT_FINDINGS = 50  # a receipt is small; the verification itself lists everyth
 def damage(report: VerifyReport) -> tuple[Finding, ...]:
     """The findings that prove damage; the others say that something could not be looked at, or is not ours."""
     return tuple(finding for finding in report.findings if finding.code in _DAMAGE)
+
+
+def standing(store: Store, places: RunPlaces, folder: str) -> list[str]:
+    """The digests of the quarantine receipts that stand now; a full verification that finds nothing lifts them."""
+    receipts, _ = read_receipts(store, places, folder)
+    return [receipt.sha256 for receipt in receipts if receipt.kind == "quarantined"]
 
 
 def quarantine(
@@ -67,6 +73,8 @@ def record_verification(
             details={
                 "ok": True,
                 "method": report.method,
+                # Named rather than dated: which of the two was later, no clock can say.
+                "lifts": standing(store, places, checkpoint.folder) if report.method == "full" else [],
                 "seconds": report.seconds,
                 "coverage": msgspec.to_builtins(report.coverage),
             },

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from onward.catalog.reader import OpenCheckpoint
-from onward.errors import IncompatibleConfiguration, IncompatibleState, IncompleteState, TopologyMismatch
+from onward.errors import (
+    FormatError,
+    IncompatibleConfiguration,
+    IncompatibleState,
+    IncompleteState,
+    OnwardError,
+    TopologyMismatch,
+)
 from onward.policy.compatibility import Difference, Policy, compare, policy_of, table
 from onward.records import Description, JsonTree
 from onward.restore.load import CheckpointSource
@@ -14,6 +22,8 @@ from onward.state.component import Component
 from onward.state.optimizer import OptimizerComponent
 from onward.state.scheduler import SchedulerComponent
 from onward.state.snapshot import rebuild
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -83,28 +93,46 @@ def check_fit(
     Raises:
         IncompatibleConfiguration: A field that must match differs; the message is a table.
         IncompatibleState: Names every key that does not fit, with both shapes.
+        FormatError: A component's saved state has another form than such a component ever writes.
     """
     differences = compare(saved, live, policies)
     _refuse(differences)
     views = {c.name: rebuild(trees[c.name], source.meta) for c in components}
-    problems = [problem for component in components for problem in component.check(views[component.name])]
+    problems = [
+        problem
+        for component in components
+        for problem in _formed(component.name, component.check, views[component.name])
+    ]
     if problems:
         raise IncompatibleState("the checkpoint does not fit the live state:\n  " + "\n  ".join(problems[:50]))
     keep: dict[str, frozenset[str]] = {}
     for component in components:
+        view = views[component.name]
         if isinstance(component, SchedulerComponent):
-            changed = component.static_differences(views[component.name])
-            names = {name: f"schedule.{name}" for name, _, _ in changed}
-            for name, now, before in changed:
-                policy = policy_of(names[name], policies)
-                differences.append(Difference(names[name], repr(before), repr(now), policy))
-            keep[component.name] = frozenset(n for n in names if policy_of(names[n], policies) != "must")
+            changed = [
+                Difference(f"schedule.{name}", repr(before), repr(now), policy_of(f"schedule.{name}", policies))
+                for name, now, before in _formed(component.name, component.static_differences, view)
+            ]
+            relaxed = (d.field.removeprefix("schedule.") for d in changed if d.policy != "must")
+            keep[component.name] = frozenset(relaxed)
+            differences += changed
         elif isinstance(component, OptimizerComponent):
-            for name, now, before in component.differences(views[component.name]):
-                policy = policy_of(f"optimizer.{name}", policies)
-                differences.append(Difference(f"optimizer.{name}", repr(before), repr(now), policy))
+            differences += [
+                Difference(f"optimizer.{name}", repr(before), repr(now), policy_of(f"optimizer.{name}", policies))
+                for name, now, before in _formed(component.name, component.differences, view)
+            ]
     _refuse(differences)
     return Fit(differences=tuple(d for d in differences if d.policy != "ignore"), keep=keep)
+
+
+def _formed(name: str, look: Callable[[object], list[T]], view: object) -> list[T]:
+    """What ``look`` finds; a state of another form than it can read is damage, not a crash."""
+    try:
+        return look(view)
+    except OnwardError:
+        raise
+    except Exception as error:
+        raise FormatError(f"the state of {name!r} is of another form: {type(error).__name__}: {error}") from error
 
 
 def check_counters(opened: OpenCheckpoint, components: Sequence[Component]) -> None:

@@ -45,8 +45,8 @@ class DataComponent:
 
     def position(self) -> dict[str, int] | None:
         """The loader's position in plain numbers, for people; None where it has none."""
-        position = getattr(self._loader, "position", None)
-        return position() if callable(position) else None
+        # By its type: a user's loader may have a method of that name that means something else.
+        return self._loader.position() if isinstance(self._loader, ResumableLoader) else None
 
     def progress(self) -> object:
         """Something that changes with every batch that is handed out, and is cheap to ask for."""
@@ -60,8 +60,10 @@ class DataComponent:
             return [f"{self.name}: the saved state is not that of a data loader"]
         if saved["class"] != (live := _class_name(self._loader)):
             return [f"{self.name}: saved from {saved['class']}, the live loader is {live}"]
-        problems = getattr(self._loader, "problems", None)
-        found = problems(saved["state"]) if callable(problems) else _worker_problems(self._loader, saved["state"])
+        if isinstance(self._loader, ResumableLoader):
+            found = self._loader.problems(saved["state"])
+        else:
+            found = _worker_problems(self._loader, saved["state"])
         return [f"{self.name}: {problem}" for problem in found]
 
     def load(self, saved: object) -> None:

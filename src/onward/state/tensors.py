@@ -6,6 +6,7 @@ negative zeros and dtypes for which torch has no arithmetic survive, whatever th
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -113,7 +114,10 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
         raise ValueError("only contiguous CPU tensors can be seen as bytes")
     if nbytes(tensor) == 0:
         return memoryview(bytearray())
-    return _flat(tensor).numpy().data
+    # Not through numpy, which marks the storage as not resizable for ever; these tensors are the user's to keep.
+    buffer = (ctypes.c_ubyte * nbytes(tensor)).from_address(tensor.data_ptr())
+    buffer.tensor = tensor  # type: ignore[attr-defined]  # the view keeps the memory alive through it
+    return memoryview(buffer).cast("B")
 
 
 def copy_into(tensor: torch.Tensor, dest: memoryview | torch.Tensor, *, non_blocking: bool = False) -> None:

@@ -28,6 +28,10 @@ def open_store(url: str, *, mode: Mode = "private", publish: Literal["link", "re
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise ConfigurationError(f"{url!r} names the host {parts.netloc!r}", next_step="write file:///path")
+        if parts.query or parts.fragment or not parts.path.startswith("/"):
+            raise ConfigurationError(
+                f"{url!r} is not file:///path", next_step="write ? as %3F and # as %23, or give a plain path"
+            )
         return PosixStore(os.fsdecode(unquote_to_bytes(parts.path)), mode=mode, publish=publish)
     if parts.scheme == "memory":
         return _memory.setdefault(parts.netloc, MemoryStore(parts.netloc))
