@@ -59,8 +59,8 @@ def test_the_quickstart_resumes_where_it_stopped(tmp_path: Path) -> None:
     assert loop(store, 502) == reference[1000:], "the second start goes on with the very next sample"
 
 
-def test_the_quickstart_has_at_most_fourteen_lines() -> None:
-    assert len(block("python").strip().splitlines()) <= 14
+def test_the_quickstart_has_at_most_twelve_lines() -> None:
+    assert len(block("python").strip().splitlines()) <= 12
 
 
 def test_the_configuration_shown_is_read(tmp_path: Path) -> None:

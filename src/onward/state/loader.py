@@ -105,6 +105,11 @@ class ResumableLoader:
         steps = self._share.steps(self._consumed, len(order))
         return _RestOfEpoch(self, self._turn, steps, iter(self._loader))
 
+    def forever(self) -> Iterator[Any]:
+        """Batches of the rest of this epoch, then of the next, and so on without end; counted like any other."""
+        while True:
+            yield from self
+
     def position(self) -> dict[str, int]:
         """Epoch, samples of it consumed by all ranks together, and samples consumed since training began."""
         return {"epoch": self._epoch, "samples_in_epoch": self._consumed, "samples_total": self._total}
