@@ -296,6 +296,11 @@ class Checkpointer:
         return self._saver.writer_pid
 
     @property
+    def writer_restarts(self) -> int:
+        """How often the writer process died and was started again."""
+        return self._saver.writer_restarts
+
+    @property
     def skipped_saves(self) -> int:
         """How many due saves were skipped because the one before was still being written."""
         return self._saver.skipped

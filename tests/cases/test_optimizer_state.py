@@ -228,7 +228,6 @@ def test_flags_and_moments_of_every_flavour(url: str) -> None:
             assert all(map(same, model.parameters(), fresh.parameters())), type(optimizer).__name__
 
 
-@pytest.mark.xfail(strict=True, reason="names of further modules collide with those of the model's parts")
 def test_a_component_may_be_called_like_a_part_of_the_model(url: str) -> None:
     """The model has a part ``ema``, and so has the run; optimizers know whose parameters they hold."""
 
@@ -253,7 +252,6 @@ def test_a_component_may_be_called_like_a_part_of_the_model(url: str) -> None:
         assert all(map(same, saved["model"].parameters(), fresh["model"].parameters()))
 
 
-@pytest.mark.xfail(strict=True, reason="names of parameters are taken once, when the Checkpointer is made")
 def test_a_layer_added_on_the_way_is_saved_with_its_moments(url: str) -> None:
     """A model that grows while it is trained, and its optimizer with it."""
     model = nn.Sequential(nn.Linear(2, 2))

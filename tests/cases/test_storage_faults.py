@@ -184,7 +184,6 @@ def test_a_disk_that_turns_read_only_is_told_with_its_cause(url: str) -> None:
     assert load(url)[1] == 10
 
 
-@pytest.mark.xfail(strict=True, reason="assets are read anew at each save")
 def test_assets_are_those_of_the_start_whatever_becomes_of_their_files(url: str, tmp_path: Path) -> None:
     """A tokenizer that is edited, and then deleted, while the run goes on with what it has read."""
     vocabulary = tmp_path / "vocab.json"

@@ -222,7 +222,6 @@ def test_running_statistics_and_frozen_weights_are_state_and_the_mode_is_not(url
         assert fresh[0].weight.requires_grad
 
 
-@pytest.mark.xfail(strict=True, reason="without a loader nothing tells that a step is half over")
 def test_between_the_optimizers_step_and_the_steps_end_a_save_is_refused(url: str) -> None:
     """The parameters are those of the next step already, and would be committed as those of this one."""
     model = torch.nn.Linear(2, 2)

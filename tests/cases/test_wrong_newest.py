@@ -285,7 +285,6 @@ def test_copies_and_damage_in_the_ledger_neither_win_nor_start_from_zero(url: st
     assert caught.value.exit_code == 4
 
 
-@pytest.mark.xfail(strict=True, reason="a first start is not told of")
 def test_a_first_start_beside_other_runs_says_so(url: str, caplog: pytest.LogCaptureFixture) -> None:
     """A misspelt name of a run is a first start like any other; it must not be a silent one."""
     commit(url, 10, run="llama3")

@@ -163,12 +163,10 @@ def test_without_a_change_the_newest_is_loaded(world: Image) -> None:
     assert training.scheduler.last_epoch == 3
 
 
-@pytest.mark.xfail(strict=True, reason="a component's check raises TypeError on a state of another form")
 def test_a_sample_of_forged_states(world: Image) -> None:
     sweep(world, SAMPLE, seed=1)
 
 
-@pytest.mark.xfail(strict=True, reason="a component's check raises TypeError on a state of another form")
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_thousands_of_forged_states(world: Image) -> None:

@@ -103,13 +103,11 @@ def sweep(number: int, seed: int) -> None:
     print(f"{sum(outcomes.values())} forgeries: each refused, or without effect on a byte that was loaded")
 
 
-@pytest.mark.xfail(strict=True, reason="a load takes the recorded size of an index or state as a limit only")
 def test_a_sample_of_random_forgeries() -> None:
     with bounded():
         sweep(SAMPLE, seed=1)
 
 
-@pytest.mark.xfail(strict=True, reason="a load takes the recorded size of an index or state as a limit only")
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_twenty_thousand_random_forgeries() -> None:

@@ -111,8 +111,8 @@ def decisive(log: list[Operation]) -> set[int]:
 def test_no_promise_is_broken_by_a_power_cut(place: Path) -> None:
     log = record(place / "s")
     cuts = Cuts(log)
-    cuts.run(sorted(decisive(log))[::4], lambda point: (NOTHING, NAMES_ONLY, *drawn_fates(point * 100, 1)))
-    cuts.run(range(0, len(log) + 1, 40), lambda point: PLAIN_FATES, thorough=True)
+    cuts.run(sorted(decisive(log))[::6], lambda point: (NOTHING, NAMES_ONLY, *drawn_fates(point * 100, 1)))
+    cuts.run(range(0, len(log) + 1, 80), lambda point: PLAIN_FATES, thorough=True)
     assert cuts.broken == {}
     print(f"\npower cut, sampled: {len(log)} operations, {cuts.points} cuts, {cuts.outcomes} distinct outcomes")
 
@@ -160,10 +160,12 @@ EXPECTED: dict[Barrier, str] = {
 """What each barrier guards, by the name of the invariant that a power cut breaks when it is left out."""
 
 
-def broken_without(root: Path, leave: Callable[[Call], bool], until: str | None = None) -> dict[str, str]:
+def broken_without(
+    root: Path, leave: Callable[[Call], bool], until: str | None = None, draws: int = 1
+) -> dict[str, str]:
     """The invariants that a life without some fsyncs breaks at a power cut, each with the first cut that shows it.
 
-    Ends as soon as ``until`` is broken (None: anything). Before the first fsync that is left out nothing is to be seen.
+    At each point ``draws`` fates are drawn, more where the ledger is touched. Ends as soon as ``until`` is broken (None: anything). Before the first fsync that is left out nothing is to be seen.
     """
     root.mkdir()
     life = Life(root)
@@ -180,7 +182,8 @@ def broken_without(root: Path, leave: Callable[[Call], bool], until: str | None 
     cuts = Cuts(life.log)
     for point in sorted(at for at in decisive(life.log) if at >= first[0]):
         in_ledger = point < len(life.log) and "/ledger" in life.log[point].path
-        cuts.run([point], lambda at, n=12 if in_ledger else 3: (NOTHING, NAMES_ONLY, ZEROS, *drawn_fates(at * 100, n)))
+        count = 4 * draws if in_ledger else draws
+        cuts.run([point], lambda at, n=count: (NOTHING, NAMES_ONLY, ZEROS, *drawn_fates(at * 100, n)))
         if until in cuts.broken or (until is None and cuts.broken):
             break
     return cuts.broken
@@ -205,7 +208,7 @@ def test_every_single_fsync_of_the_code_guards_something(place: Path) -> None:
     record(place / "all", note)
     useless: list[str] = []
     for number, site in enumerate(sorted(sites)):
-        broken = broken_without(place / str(number), lambda call, site=site: site_of(call) == site)
+        broken = broken_without(place / str(number), lambda call, site=site: site_of(call) == site, draws=3)
         print(f"\n{site} ({sites[site]} times): {', '.join(sorted(broken)) or 'nothing'}")
         if not broken:
             useless.append(site)

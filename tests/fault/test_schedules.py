@@ -124,7 +124,7 @@ def check_all_load(store: PosixStore, seen: Seen, played: Schedule) -> None:
         check_checkpoint(store, info)
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("what", ["saves", "deletes", "recovers"])
 def test_a_process_that_was_overtaken_while_stopped_commits_and_removes_nothing(
     warm: Warm, templates: Templates, place: Path, what: str, every: int

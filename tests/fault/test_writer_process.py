@@ -106,10 +106,7 @@ def test_it_holds_nothing_of_the_trainer_but_its_socket_and_the_memory(run: Run)
     "names",
     [
         ("SIGINT", "SIGTERM", "SIGHUP", "SIGXFSZ", "SIGPIPE"),
-        pytest.param(
-            ("SIGUSR1", "SIGUSR2"),
-            marks=pytest.mark.xfail(strict=True, reason="a scheduler's own warning signals end it"),
-        ),
+        ("SIGUSR1", "SIGUSR2"),
     ],
 )
 def test_signals_that_are_meant_for_the_trainer_do_not_end_it(run: Run, names: tuple[str, ...]) -> None:
@@ -239,7 +236,6 @@ def test_deaths_in_a_row_end_training_only_when_the_settings_say_so(run: Run, ur
     assert check_ledger(url) == [7, 3]
 
 
-@pytest.mark.xfail(strict=True, reason="the count is there, but nobody can see it")
 def test_how_often_it_was_started_again_can_be_seen(run: Run) -> None:
     """Like the count of skipped saves: somebody watches a number, not a log."""
     run.step(wait=True)

@@ -155,7 +155,6 @@ def test_overlap_is_refused_before_anything_is_taken_over(url: str) -> None:
     )
 
 
-@pytest.mark.xfail(strict=True, reason="what forbids the overlap is looked for once, when there are no moments yet")
 def test_moments_that_turn_up_elsewhere_later_end_the_overlap(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a first start there are no moments to look at; an offloading optimizer makes them in its first step."""
     from onward.save import saver

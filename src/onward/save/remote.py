@@ -56,9 +56,9 @@ class WriterProcess:
         self._ready = False
         self._mapped = -1
         self._seen = home.ledger.last  # entries up to here are known
-        self._wanted = False
+        self._wanted = self._started = False
         self._lock = threading.RLock()
-        self.restarts = 0
+        self.restarts = 0  # starts after a death, whether it was noticed by a save or while idle
 
     @property
     def pid(self) -> int | None:
@@ -82,7 +82,7 @@ class WriterProcess:
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C and a terminal's hang-up are for the trainer
                 )
-            self._socket, self._ready, self._mapped = ours, False, -1
+            self._socket, self._ready, self._mapped, self._started = ours, False, -1, True
             send(
                 ours,
                 Setup(
@@ -158,7 +158,7 @@ class WriterProcess:
     def end(self) -> None:
         """Ends the process for good, so that this process may append; the next save by process starts another."""
         with self._lock:
-            self._wanted = False
+            self._wanted = self._started = False
             self._end_for_good()
 
     # --- inside ------------------------------------------------------------------------------------------------
@@ -184,8 +184,7 @@ class WriterProcess:
         return self._socket
 
     def _restart(self) -> None:
-        if self._process is not None:
-            self.restarts += 1
+        self.restarts += self._started
         self._end_for_good()
         self.start()
 

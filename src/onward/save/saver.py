@@ -37,6 +37,7 @@ class Saver:
 
     def __init__(self, components: Sequence[Component], settings: SaveSettings, *, reopenable: bool) -> None:
         self._components, self._settings = components, settings
+        self._overlap = settings.overlap
         self._use_process = reopenable and settings.writer == "process"
         self._capturer = Capturer(components, threads=settings.threads)
         self._flight = InFlight()
@@ -53,6 +54,11 @@ class Saver:
         """The writer process; None when a thread writes."""
         return self._writer.pid if self._writer is not None else None
 
+    @property
+    def writer_restarts(self) -> int:
+        """How often the writer process was started again after it had died."""
+        return self._writer.restarts if self._writer is not None else 0
+
     def prepare(self) -> None:
         """Looks at the state without copying it, and begins to bring staging memory in.
 
@@ -61,7 +67,7 @@ class Saver:
             ConfigurationError: Overlap was asked for, and cannot be used here.
         """
         self._capturer.prepare()
-        if self._settings.overlap and (reason := problem(self._components)) is not None:
+        if self._overlap and (reason := problem(self._components)) is not None:
             raise ConfigurationError(f"save.overlap cannot be used: {reason}", next_step="set save.overlap = false")
 
     def begin(self, incarnation: Incarnation) -> None:
@@ -80,7 +86,7 @@ class Saver:
             except OSError as error:
                 log.error("the writer process could not be started (%s); it is tried again", error)
         self._hooks = after_step(self._components, self._note_step)
-        if self._settings.overlap:
+        if self._overlap:
             self._hooks += before_step(self._components, self.settle)
 
     def submit(self, step: int, context: SaveContext, *, may_skip: bool) -> bool:
@@ -98,7 +104,11 @@ class Saver:
             self.skipped += 1
             log.warning("step %d: the save before is still being written; skipped", step)
             return False
-        later = held_by(self._components) if self._settings.overlap else None
+        if self._overlap and (reason := problem(self._components)) is not None:
+            # At a first start there are no moments to look at: only now can it be seen where they are kept.
+            log.error("step %d: overlap is turned off: %s", step, reason)
+            self._overlap = False
+        later = held_by(self._components) if self._overlap else None
         try:
             self._capture = capture = self._capturer.capture(step, later=later)
         except NoCapacity as error:

@@ -83,7 +83,7 @@ def _home(setup: Setup) -> Home:
 
 def _step_back() -> None:
     """Makes way for the trainer, and does not die of what is meant for it."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         os.nice(_NICENESS)

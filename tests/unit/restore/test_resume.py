@@ -155,7 +155,6 @@ def test_a_store_that_refuses_one_checkpoint_is_no_reason_to_quarantine_it(
     assert begun.next_step == 20
 
 
-@pytest.mark.xfail(strict=True, reason="a receipt that cannot be written ends a resume")
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_store_that_takes_no_receipt_still_gives_its_checkpoints(
     run: Incarnation, store: MemoryStore, broken: bool

@@ -86,7 +86,6 @@ def test_a_commit_whose_answer_was_lost_is_found_in_the_ledger(make: Make) -> No
     assert fixture.save(20).entry.sequence == result.entry.sequence + 1
 
 
-@pytest.mark.xfail(strict=True, reason="a start after a death in a save is not counted")
 def test_every_start_after_the_first_is_counted(make: Make) -> None:
     fixture = make(SERVE + HEAR + "os._exit(5)")
     with pytest.raises(SaveFailed):
@@ -114,7 +113,6 @@ def test_what_a_dead_writer_leaves_is_cleared_up_and_its_story_told(make: Make) 
     assert left == [] and stories == [(10, "failed")]
 
 
-@pytest.mark.xfail(strict=True, reason="the save after the failed set-up is lost too")
 def test_a_store_that_is_away_for_a_moment_fails_one_save_and_not_the_training(make: Make) -> None:
     """A configuration error would end the loop at once; but the configuration was right an hour ago."""
     fixture = make()

@@ -40,7 +40,6 @@ def test_a_url_that_no_store_answers_to_is_refused(url: str) -> None:
     assert caught.value.next_step
 
 
-@pytest.mark.xfail(strict=True, reason="query and fragment of a URL are dropped")
 @pytest.mark.parametrize("url", ["file:///data/run#1", "file:///data/run?x=1", "file://", "file://localhost"])
 def test_a_url_whose_part_would_be_lost_is_refused(url: str) -> None:
     """A fragment or a query is no part of a path: without it another folder would be used, without a word."""
