@@ -165,7 +165,8 @@ def broken_without(
 ) -> dict[str, str]:
     """The invariants that a life without some fsyncs breaks at a power cut, each with the first cut that shows it.
 
-    At each point ``draws`` fates are drawn, more where the ledger is touched. Ends as soon as ``until`` is broken (None: anything). Before the first fsync that is left out nothing is to be seen.
+    At each point ``draws`` fates are drawn, more where the ledger is touched. Ends as soon as ``until`` is broken
+    (None: anything). Before the first fsync that is left out nothing is to be seen.
     """
     root.mkdir()
     life = Life(root)

