@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full lint types walls check clean
+.PHONY: help venv demo bench test test-full lint types walls check clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -20,6 +20,13 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)  ## train, kill in the middle of a save, resume bit-identically (about two minutes)
 	$(BIN)/onward demo --out onward-demo
+
+bench: $(VENV)/.ready-bench  ## saving and loading against the machine's limits and other libraries (15 minutes)
+	$(BIN)/python -m bench.save
+
+$(VENV)/.ready-bench: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	@touch $@
 
 test: $(READY)  ## the test suite
 	$(BIN)/python -m pytest -m "not full and not gpu"

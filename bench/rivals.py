@@ -63,7 +63,7 @@ class Dcp(Rival):
 
     name = "dcp.save"
     syncs = "data (record and folders not)"
-    setting = f"FileSystemWriter(thread_count={THREADS}), plan cached"
+    setting = f"FileSystemWriter, {THREADS} threads, plan cached"
 
     def __init__(self, trainee: Trainee) -> None:
         super().__init__(trainee)

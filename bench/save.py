@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         "figures": rows,
     }
     write(out, document)
-    screen.show(Console(width=None if sys.stdout.isatty() else 150), document)
+    screen.show(screen.console(), document)
     progress.print(f"{out}, in {document['seconds']:.0f} s", style="dim", highlight=False)
     missed = any(row["ok"] is False for row in rows)
     return _FINDING if missed and not options.quick else 0

@@ -1,8 +1,11 @@
-"""A result file as tables for people."""
+"""A result file as tables for people: ``python -m bench.screen bench/results/save.json``."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -82,3 +85,12 @@ def _range(samples: Sequence[float], reference_samples: Sequence[float]) -> str:
         return ""
     ratios = [one / other for one, other in zip(samples, reference_samples, strict=True)]
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
+def console() -> Console:
+    """A console wide enough for the tables, also where the output goes to a file."""
+    return Console(width=None if sys.stdout.isatty() else 150)
+
+
+if __name__ == "__main__":
+    show(console(), json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

@@ -30,7 +30,7 @@ def run(fast_path: Path) -> Iterator[Run]:
     url = f"file://{fast_path}/store"
     onward.init_store(url)
     state = State(SIZE)
-    settings = onward.SaveSettings(threads=2, verify_after_save="sizes")
+    settings = onward.SaveSettings(threads=2, verify_after_save="sizes", deadline_seconds=8.0)
     with running(url, every=1, save=settings, state=state.box) as (ckpt, _):
         run = Run(ckpt, state)
         run.url = url
@@ -95,9 +95,6 @@ def test_memory_that_runs_out_while_it_is_mapped_anew_fails_one_save(run: Run) -
 
 
 def test_a_disk_without_the_room_is_refused_before_anything_is_written(run: Run) -> None:
-    class Full:
-        pass
-
     filler = root(run.url).parent / "filler"
     free = os.statvfs(root(run.url)).f_bavail * os.statvfs(root(run.url)).f_frsize
     if free > 1 << 34:
@@ -184,7 +181,7 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 @pytest.mark.skipif(os.geteuid() != 0 or not FREEZER.is_dir(), reason="needs root and the freezer of cgroup v1")
 @pytest.mark.root
 def test_a_writer_that_cannot_even_be_killed_holds_nobody_up(tmp_path: Path) -> None:
-    """As one that waits for a dead NFS server: SIGKILL is taken when it is back. Training goes on until then."""
+    """As one that waits for a dead NFS server: it takes its SIGKILL when the server is back; training does not wait."""
     cage = FREEZER / f"onward-{os.getpid()}"
     cage.mkdir()
     url = f"file://{tmp_path}/store"
