@@ -86,7 +86,7 @@ class CheckpointSource:
 
     def _run(self, into: dict[Key, torch.Tensor] | None) -> None:
         views = None if into is None else {key: exact.as_bytes(tensor) for key, tensor in into.items()}
-        each(lambda file: self._read_file(file, views), self._files, threads=self._threads, name="onward-load")
+        each(lambda file: self._read_file(file, views), self._files, threads=self._threads)
 
     def _read_file(self, file: ShardFile, views: dict[Key, memoryview] | None) -> None:
         place, path, rank = self._opened.place, file.path, file.rank

@@ -52,7 +52,7 @@ def write_rank(
     def write(file: PlannedFile) -> tuple[StoredFile, IndexFile]:
         return _write_shard(store, place, file, captured.region(file), metadata)
 
-    written = each(write, captured.plan.files, threads=threads, name="onward-shard")
+    written = each(write, captured.plan.files, threads=threads)
     files = [file for file, _ in written]
     index = Index(format=FORMAT, rank=context.rank, chunk_bytes=CHUNK_BYTES, files=tuple(entry for _, entry in written))
     state = StateFile(format=FORMAT, rank=context.rank, components=captured.state)

@@ -133,7 +133,7 @@ def _check_all(opened: OpenCheckpoint, work: _Work, method: Method, threads: int
         return _hash(opened, path, shards.get(path), drop_cache, work.progress)
 
     told = {finding.file for finding in work.findings}
-    for result in each(look, hashed, threads=threads, name="onward-verify"):
+    for result in each(look, hashed, threads=threads):
         work.files += 1
         work.bytes += result.bytes
         if result.problem and result.path not in told:
