@@ -179,10 +179,11 @@ class CrashAt(_Numbered):
         here = self.number(call) == self.n > 0
         if here and self.how == "before":
             self.end()
-        result = do()
-        if here:
-            self.end()
-        return result
+        try:
+            return do()
+        finally:
+            if here:  # however the call itself ended: a mkdir of what is there already is a call too
+                self.end()
 
     def end(self) -> None:
         """Ends the process."""
