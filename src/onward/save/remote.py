@@ -31,6 +31,7 @@ _START = "import sys; sys.path[:0] = [sys.argv[1]]; from onward.save.worker impo
 _START_SECONDS = 60.0
 _END_SECONDS = 5.0
 _DYING_SECONDS = 2.0
+_KILL_SECONDS = 10.0
 
 
 class WriterProcess:
@@ -57,6 +58,7 @@ class WriterProcess:
         self._mapped = -1
         self._seen = home.ledger.last  # entries up to here are known
         self._wanted = self._started = False
+        self._doomed: int | None = None  # a process that was told to die and has not
         self._lock = threading.RLock()
         self.restarts = 0  # starts after a death, whether it was noticed by a save or while idle
 
@@ -107,7 +109,10 @@ class WriterProcess:
             how = _how(self._process.returncode) if self._process is not None else "could not be started"
             try:
                 self._restart()
-            except OSError as error:  # out of processes or descriptors: training goes on, the next look tries again
+            except (
+                OSError,
+                SaveFailed,
+            ) as error:  # out of processes or descriptors: training goes on, the next look tries again
                 return f"{how}, and could not be started again ({error})"
             return f"{how}; it was started again"
         finally:
@@ -198,11 +203,19 @@ class WriterProcess:
 
     def _end_for_good(self) -> None:
         """Two processes must never append for one incarnation: the old one is dead before a new one starts."""
-        process, self._process = self._process, None
+        process = self._process
         if process is not None:
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGKILL)  # works on a stopped process too
-            process.wait()
+            try:
+                process.wait(timeout=0 if self._doomed == process.pid else _KILL_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._doomed = process.pid
+                raise SaveFailed(
+                    f"the writer process {process.pid} cannot be ended: it waits inside the kernel",
+                    next_step="look at the store's mount; saves go on once that process is gone",
+                ) from None
+            self._process = None
         self._hang_up()
 
     def _after_death(self, captured: Captured, stuck: str | None) -> SaveResult:
