@@ -112,7 +112,7 @@ class WriterProcess:
             except (
                 OSError,
                 SaveFailed,
-            ) as error:  # out of processes or descriptors: training goes on, the next look tries again
+            ) as error:  # training goes on; the next look tries again
                 return f"{how}, and could not be started again ({error})"
             return f"{how}; it was started again"
         finally:
