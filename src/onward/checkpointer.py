@@ -206,11 +206,12 @@ class Checkpointer:
                 next_step="start the loop at resume().next_step and tell each step once",
             )
         self._saver.settle()
-        self._collect(wait=False)
-        self._saver.look_after()
         is_due = due(self._config.triggers, self._boundary, boundary)
+        # Before anything can raise: the step is complete, whatever became of the save before it.
         self._boundary, self._position = boundary, self._data_position()
         self._saver.stepped = False
+        self._collect(wait=False)
+        self._saver.look_after()
         reason = reason or self._requested or ("due" if is_due else "asked for")
         if not (is_due or save or self._requested is not None):
             return StepOutcome()

@@ -287,4 +287,4 @@ def test_histories_agree_with_the_model() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_many_more_histories_agree_with_the_model() -> None:
-    explore(1500, 60, derandomize=False)
+    explore(600, 60, derandomize=False)
