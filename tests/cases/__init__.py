@@ -18,7 +18,12 @@ state tree                         T127, T128, T130, T131, T133
 optimizer state                    T134, T136, T137
 integrity and trust                T145, T146, T149 (one tier)
 restart machinery                  T154 (locks), T155 (at or past the last step), in ``test_integrity.py``
+how loops call                     no case of the list: ``test_calls.py``
 =================================  =========================================================================
+
+Two cases end otherwise here than where they were seen. T22: the last small write is the ledger's entry, so a quota that
+hits it loses that one save, and the run goes on from the one before. T77: altered bytes are found after the commit, and
+the checkpoint is quarantined.
 
 What waits, and for what:
 

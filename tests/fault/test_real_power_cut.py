@@ -10,6 +10,7 @@ import pickle
 import random
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,18 @@ def run(*command: str | Path) -> None:
     subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True)
 
 
+def patiently(*command: str | Path, tries: int = 20) -> None:
+    """The kernel gives a loop device back a little after the umount that freed it; until then its file is in use."""
+    for _ in range(tries - 1):
+        try:
+            run(*command)
+        except subprocess.CalledProcessError:
+            time.sleep(0.25)
+        else:
+            return
+    run(*command)
+
+
 class Machine:
     """A filesystem in a file, that can be mounted, lose its power, and be mounted again."""
 
@@ -55,11 +68,11 @@ class Machine:
 
     @contextmanager
     def mounted(self) -> Iterator[None]:
-        run("mount", "-o", "loop", self.image, self.mount_point)
+        patiently("mount", "-o", "loop", self.image, self.mount_point)
         try:
             yield
         finally:
-            run("umount", self.mount_point)
+            patiently("umount", self.mount_point)
 
 
 @pytest.fixture(params=sorted(SIZES))
