@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from onward.testing.faults import Call, CountingSyscalls
+from onward.testing.faults import CountingSyscalls
+from onward.testing.seam import Call
 
 from . import lives
 from .warm import TESTS

@@ -24,8 +24,9 @@ from onward.catalog.stores import init_store
 from onward.storage.posix import PosixStore
 from onward.storage.probe import Probe
 from onward.storage.syscalls import Syscalls
-from onward.testing.faults import Call, HaltAt, Halted, Wrapper
+from onward.testing.faults import HaltAt, Halted
 from onward.testing.recorder import Operation, Recorder
+from onward.testing.seam import Call, Wrapper
 from onward.upkeep.adopt import adopt
 
 from .harness import PLACES, delete_step, save_step, start

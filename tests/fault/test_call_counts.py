@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from onward.storage.syscalls import MUTATING, Syscalls
-from onward.testing.faults import Wrapper
+from onward.testing.seam import Wrapper
 
 from . import lives
 from .conftest import Templates

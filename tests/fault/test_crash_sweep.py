@@ -16,7 +16,8 @@ from onward.catalog.attempts import read_outcomes
 from onward.catalog.listing import read_catalog
 from onward.catalog.stores import init_store
 from onward.errors import ConfigurationError
-from onward.testing.faults import Call, CrashAt
+from onward.testing.faults import CrashAt
+from onward.testing.seam import Call
 
 from . import lives
 from .conftest import Templates

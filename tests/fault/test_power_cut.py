@@ -14,9 +14,9 @@ import pytest
 
 from onward.save.plan import plan
 from onward.storage.base import Barrier
-from onward.testing.faults import Call
 from onward.testing.powercut import NAMES_ONLY, NOTHING, PLAIN_FATES, ZEROS, Disk, Fate, Tree, drawn_fates
 from onward.testing.recorder import Operation
+from onward.testing.seam import Call
 
 from .aftermath import Promised, broken_after_cut, promised
 from .harness import as_memory

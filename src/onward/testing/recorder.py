@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from onward.storage.syscalls import Syscalls
-from onward.testing.faults import Call, Wrapper
+from onward.testing.seam import Call, Wrapper
 
 T = TypeVar("T")
 
